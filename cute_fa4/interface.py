@@ -36,26 +36,25 @@ from torch.compiler import is_dynamo_compiling
 
 import cute_fa4.operators  # noqa: F401  torch knows them, and what they cost, before the first call
 from cute_fa4.calls.append import (
-    cache_lengths,
-    names_of_caches,
     prepare_append_and_attention,
     refuse_unbuilt,
-    rows_of_cache,
-    sequences_of,
+    with_lengths_of_cache,
+    with_rows_of_cache,
 )
+from cute_fa4.calls.entry import arguments_of, entry, named_rest
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.foreign import check_arguments
-from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable, wants_gradient
 from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
-from cute_fa4.calls.request import CallTensors, call_tensors
+from cute_fa4.calls.request import Choices
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
 from cute_fa4.masks import BoundMask
+from cute_fa4.operands import ALIASES, CallTensors
 
 _any_autocast = autocast.is_any_enabled
 
@@ -67,6 +66,149 @@ __all__ = [
 ]
 
 
+def _attend(function, tensors: CallTensors, asked: tuple, rest: tuple, unusual):
+    """A call of flash_attn_func or flash_attn_varlen_func; arguments: as calls/entry.py gathers them."""
+    if unusual:
+        given = named_rest(function, rest)
+        if given["workspace"] is not None:
+            return _in_workspace(function, arguments_of(function, tensors, asked, rest))
+        tensors, asked, rest = _checked(function, tensors, asked, given)
+    if are_wide(tensors.q, tensors.k):
+        tensors = _with_quantised_q(tensors, arguments_of(function, tensors, asked, rest))
+    result = again(tensors, asked)
+    if result is not None:
+        return result
+    wanting = tensors.q, tensors.k, tensors.v, tensors.learnable_sink
+    if is_traced(tensors.q) or wants_gradient(*wanting):
+        return through_operator(function, arguments_of(function, tensors, asked, rest))
+    if _any_autocast():
+        cast = autocast.cast(*(getattr(tensors, name) for name in _CAST))
+        tensors = tensors._replace(**dict(zip(_CAST, cast, strict=True)))
+    return attend(prepare_attention, tensors, asked)
+
+
+def _attend_with_cache(function, tensors: CallTensors, asked: tuple, rest: tuple, unusual):
+    """A call of flash_attn_with_kvcache, likewise."""
+    if unusual:
+        given = named_rest(function, rest)
+        if given["workspace"] is not None:
+            arguments = arguments_of(function, tensors, asked, rest, cached=True)
+            return _in_workspace(function, arguments)
+        tensors, asked, rest = _checked(function, tensors, asked, given)
+        refuse_unbuilt(**{name: given[name] for name in ("rotary_cos", "rotary_sin", "qv")})
+    if tensors.seqused_k is None:
+        tensors = with_rows_of_cache(tensors)
+    if are_wide(tensors.q, tensors.k):
+        arguments = arguments_of(function, tensors, asked, rest, cached=True)
+        tensors = _with_quantised_q(tensors, arguments)
+    if type(tensors.seqused_k) is torch.Tensor:
+        result = again(tensors, asked)
+        if result is not None:
+            return result
+    if is_traced(tensors.q):
+        arguments = arguments_of(function, tensors, asked, rest, cached=True)
+        return through_operator(function, arguments)
+    if _any_autocast():
+        q, k, v = autocast.cast(tensors.q, tensors.new_k, tensors.new_v)
+        tensors = tensors._replace(q=q, new_k=k, new_v=v)
+    return attend(prepare_append_and_attention, with_lengths_of_cache(tensors), asked)
+
+
+_CAST = ("q", "k", "v", "k_rope", "q_rope")  # under torch.autocast
+
+
+def _checked(function, tensors: CallTensors, asked: tuple, given: dict) -> tuple:
+    """-> (tensors, asked, rest) without second names of arguments, with functions as what they compute now.
+
+    given: the rest by name. Refused are arguments that only other packages have, and switches that are none.
+    """
+    check_arguments(function, given["positional"], given["others"], given)
+    if given["q_quantize"] is not None:
+        policy.check_quantize(given["q_quantize"])
+    for name, alias in ALIASES.items():
+        if given.get(alias) is not None:
+            value = one_of(name, getattr(tensors, name), alias, given[alias])
+            tensors, given[alias] = tensors._replace(**{name: value}), None
+    mods = given["score_mod"], given["mask_mod"]
+    if not (mods[0] is mods[1] is None):
+        found = dict(zip(("score_mod", "mask_mod"), functions_of(*mods), strict=True))
+        given |= found
+        asked = (*asked[:2], tuple(Choices(*asked[2])._replace(**found)))
+    return tensors, asked, tuple(given.values())
+
+
+def _in_workspace(function, arguments: dict):
+    """function(**arguments) with the caller's workspace."""
+    if is_traced(arguments["q"]):
+        return through_operator(function, arguments)
+    workspace, positional = arguments.pop("workspace"), arguments.pop("positional")
+    others = arguments.pop("others")
+    if positional:
+        check_arguments(function, positional, others, arguments)  # refuses
+    with given_workspace(workspace, arguments):
+        return function(**arguments, **others)
+
+
+def _heads_of(k, table, kv_layout) -> int:
+    """Key/value heads of k, whose layout is another in pages with the heads first."""
+    return k.shape[-3 if table is not None and kv_layout == "HND" and k.dim() > 2 else -2]
+
+
+_OF_QUERIES = "q", "q_rope", "q_descale", "out"
+
+
+def _with_quantised_q(tensors: CallTensors, arguments: dict) -> CallTensors:
+    return tensors._replace(**dict(zip(_OF_QUERIES, _quantised(arguments), strict=True)))
+
+
+def _quantised(arguments: dict) -> tuple:
+    """_OF_QUERIES of a call whose q is wider than its keys: others where q is quantised.
+
+    arguments: of a public function, by name; those it lacks are None.
+    """
+    k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
+    q, q_rope, q_descale, out = map(arguments.get, _OF_QUERIES)
+    k_rope, table = arguments.get("k_rope"), arguments.get("page_table")
+    table = arguments.get("block_table") if table is None else table
+    heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
+    if stay_wide(q, Asked.of(heads, arguments), k_rope):
+        return q, q_rope, q_descale, out
+    return quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
+
+
+# Names of functions -> their ways in operators/routes.py.
+_ROUTES = {
+    "flash_attn_func": "dense",
+    "flash_attn_varlen_func": "varlen",
+    "flash_attn_with_kvcache": "kvcache",
+}
+
+
+def through_operator(function, arguments: dict):
+    """What function(**arguments) returns, by an operator, which a tracer sees."""
+    from cute_fa4.operators import routes
+
+    positional, others = arguments.pop("positional"), arguments.pop("others")
+    refuse_untraceable(function.__name__, arguments)
+    try:
+        check_arguments(function, positional, others, arguments)
+        policy.check_quantize(arguments["q_quantize"])
+        if are_wide(arguments["q"], arguments.get("k_cache", arguments["k"])):
+            found = zip(_OF_QUERIES, _quantised(arguments), strict=True)
+            arguments |= {name: value for name, value in found if name in arguments}
+        q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
+        arguments |= {"q": q, "k": k, "v": v}
+        for name in ("k_rope", "q_rope"):
+            if arguments.get(name) is not None:
+                (arguments[name],) = autocast.cast(arguments[name])
+        return getattr(routes, _ROUTES[function.__name__])(function, arguments)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if is_dynamo_compiling():
+            routes.refuse(error.args[0])
+        raise
+
+
+@entry(_attend, through_operator)
 def flash_attn_func(
     q: torch.Tensor = None,
     k: torch.Tensor = None,
@@ -178,61 +320,9 @@ def flash_attn_func(
     NotImplementedError for parameters and gradients that are not built. capabilities() answers the
     same questions beforehand.
     """
-    if is_dynamo_compiling():  # Dynamo of PyTorch 2.11 cannot trace locals()
-        given = dict(
-            q=q, k=k, v=v, positional=positional, softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, mask=mask, key_limit=key_limit, learnable_sink=learnable_sink,
-            softcap=softcap, num_splits=num_splits, tokens_per_split=tokens_per_split,
-            workspace=workspace, pack_gqa=pack_gqa, deterministic=deterministic, k_rope=k_rope,
-            q_rope=q_rope, k_rope_descale=k_rope_descale, score_mod=score_mod, mask_mod=mask_mod,
-            aux_tensors=aux_tensors, block_sparse_tensors=block_sparse_tensors, q_descale=q_descale,
-            k_descale=k_descale, v_descale=v_descale, o_scale=o_scale, q_quantize=q_quantize,
-            return_lse=return_lse, out=out, others=others,
-        )  # fmt: skip
-        return through_operator("dense", flash_attn_func, given)
-    if workspace is not None:
-        return _in_workspace("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
-    if (
-        positional
-        or others
-        or not (return_lse is False or return_lse is True)
-        or not (deterministic is False or deterministic is True)
-        or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
-    ):
-        check_arguments(flash_attn_func, positional, others, locals())
-    if q_quantize is not None:
-        policy.check_quantize(q_quantize)
-    lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
-    if (  # the first question spares most calls the others
-        getattr(q, "dtype", None) is not getattr(k, "dtype", None) and are_wide(q, k)
-    ):
-        q, q_rope, q_descale, out = _quantised(locals())
-    scales = None
-    if not (q_descale is k_descale is v_descale is o_scale is None):
-        scales = (q_descale, k_descale, v_descale, o_scale)
-    if not (score_mod is mask_mod is None):
-        score_mod, mask_mod = functions_of(score_mod, mask_mod)
-    choices = (
-        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
-        False, return_lse,
-    )  # fmt: skip
-    asked = window_size, (softmax_scale, causal, softcap, None, None), choices
-    rope = None
-    if not (k_rope is q_rope is k_rope_descale is None):
-        rope = (k_rope, None, q_rope, k_rope_descale)
-    tensors = call_tensors((q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope))
-    result = again(tensors, asked)
-    if result is not None:
-        return result
-    if is_traced(q) or wants_gradient(q, k, v, learnable_sink):
-        return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
-    if _any_autocast():
-        q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
-        rope = None if rope is None else (k_rope, None, q_rope, k_rope_descale)
-        tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
-    return attend(prepare_attention, tensors, asked)
 
 
+@entry(_attend, through_operator)
 def flash_attn_varlen_func(
     q: torch.Tensor = None,
     k: torch.Tensor = None,
@@ -321,74 +411,9 @@ def flash_attn_varlen_func(
 
     Raises as flash_attn_func.
     """
-    if is_dynamo_compiling():  # Dynamo of PyTorch 2.11 cannot trace locals()
-        given = dict(
-            q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, positional=positional,
-            seqused_q=seqused_q, seqused_k=seqused_k, seqused_k_excludes_new=seqused_k_excludes_new,
-            page_table=page_table, block_table=block_table, kv_layout=kv_layout,
-            softmax_scale=softmax_scale, causal=causal, window_size=window_size, mask=mask,
-            key_limit=key_limit, learnable_sink=learnable_sink, s_aux=s_aux, softcap=softcap,
-            num_splits=num_splits, tokens_per_split=tokens_per_split, workspace=workspace,
-            pack_gqa=pack_gqa, deterministic=deterministic, k_rope=k_rope,
-            k_rope_page_table=k_rope_page_table, q_rope=q_rope, k_rope_descale=k_rope_descale,
-            score_mod=score_mod, mask_mod=mask_mod, aux_tensors=aux_tensors,
-            block_sparse_tensors=block_sparse_tensors, q_descale=q_descale, k_descale=k_descale,
-            v_descale=v_descale, o_scale=o_scale, q_quantize=q_quantize, return_lse=return_lse,
-            return_softmax_lse=return_softmax_lse, out=out, others=others,
-        )  # fmt: skip
-        return through_operator("varlen", flash_attn_varlen_func, given)
-    if workspace is not None:
-        arguments = _arguments(flash_attn_varlen_func, locals())
-        return _in_workspace("varlen", flash_attn_varlen_func, arguments)
-    if (
-        positional
-        or others
-        or not (return_lse is False or return_lse is True)
-        or not (return_softmax_lse is False or return_softmax_lse is True)
-        or not (deterministic is False or deterministic is True)
-        or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
-        or not (seqused_k_excludes_new is False or seqused_k_excludes_new is True)
-    ):
-        check_arguments(flash_attn_varlen_func, positional, others, locals())
-    if q_quantize is not None:
-        policy.check_quantize(q_quantize)
-    table, sink = page_table, learnable_sink
-    if block_table is not None:
-        table = one_of("page_table", page_table, "block_table", block_table)
-    if s_aux is not None:
-        sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
-    if are_wide(q, k):
-        q, q_rope, q_descale, out = _quantised(locals())
-    scales = None
-    if not (q_descale is k_descale is v_descale is o_scale is None):
-        scales = (q_descale, k_descale, v_descale, o_scale)
-    if not (score_mod is mask_mod is None):
-        score_mod, mask_mod = functions_of(score_mod, mask_mod)
-    choices = (
-        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
-        seqused_k_excludes_new, return_lse or return_softmax_lse,
-    )  # fmt: skip
-    asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
-    rope = None
-    if not (k_rope is k_rope_page_table is q_rope is k_rope_descale is None):
-        rope = (k_rope, k_rope_page_table, q_rope, k_rope_descale)
-    tensors = call_tensors((q, k, v, out, lengths, sink, aux_tensors, None, scales, rope))
-    result = again(tensors, asked)
-    if result is not None:
-        return result
-    if is_traced(q) or wants_gradient(q, k, v, sink):
-        return through_operator(
-            "varlen", flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals())
-        )
-    if _any_autocast():
-        q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
-        rope = None if rope is None else (k_rope, k_rope_page_table, q_rope, k_rope_descale)
-        tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
-    return attend(prepare_attention, tensors, asked)
 
 
+@entry(_attend_with_cache, through_operator, cached=True)
 def flash_attn_with_kvcache(
     q: torch.Tensor = None,
     k_cache: torch.Tensor = None,
@@ -463,146 +488,3 @@ def flash_attn_with_kvcache(
     those of flash_attn_varlen_func. Under torch.autocast q, k and v are cast, the caches are not:
     they must have the dtype of the region. rotary_cos, rotary_sin and qv are not built.
     """
-    if is_dynamo_compiling():  # Dynamo of PyTorch 2.11 cannot trace locals()
-        given = dict(
-            q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, positional=positional,
-            cache_seqlens=cache_seqlens, page_table=page_table, block_table=block_table,
-            kv_layout=kv_layout, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
-            max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, mask=mask, key_limit=key_limit, learnable_sink=learnable_sink,
-            s_aux=s_aux, softcap=softcap, num_splits=num_splits, tokens_per_split=tokens_per_split,
-            workspace=workspace, pack_gqa=pack_gqa, score_mod=score_mod, mask_mod=mask_mod,
-            aux_tensors=aux_tensors, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-            o_scale=o_scale, q_quantize=q_quantize, return_lse=return_lse,
-            return_softmax_lse=return_softmax_lse, out=out,
-            cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin, qv=qv, others=others,
-        )  # fmt: skip
-        return through_operator("kvcache", flash_attn_with_kvcache, given)
-    if workspace is not None:
-        arguments = _arguments(flash_attn_with_kvcache, locals())
-        return _in_workspace("kvcache", flash_attn_with_kvcache, arguments)
-    if (
-        positional
-        or others
-        or not (return_lse is False or return_lse is True)
-        or not (return_softmax_lse is False or return_softmax_lse is True)
-        or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
-    ):
-        check_arguments(flash_attn_with_kvcache, positional, others, locals())
-    if q_quantize is not None:
-        policy.check_quantize(q_quantize)
-    if not (rotary_cos is rotary_sin is qv is None):
-        refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
-    table, sink, counts = page_table, learnable_sink, cache_seqlens
-    if counts is k is table is None and not (cache_batch_idx is cache_leftpad is None):
-        counts = rows_of_cache(k_cache)
-    if block_table is not None:
-        table = one_of("page_table", page_table, "block_table", block_table)
-    if s_aux is not None:
-        sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
-    new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
-    if are_wide(q, k_cache):
-        q, _, q_descale, out = _quantised(locals())
-    scales = None
-    if not (q_descale is k_descale is v_descale is o_scale is None):
-        scales = (q_descale, k_descale, v_descale, o_scale)
-    if not (score_mod is mask_mod is None):
-        score_mod, mask_mod = functions_of(score_mod, mask_mod)
-    choices = (
-        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, None, kv_layout,
-        False, return_lse or return_softmax_lse,
-    )  # fmt: skip
-    asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, None), choices
-    if type(counts) is torch.Tensor:
-        lengths = (
-            cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
-        )  # fmt: skip
-        tensors = call_tensors(
-            (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales, None)
-        )
-        result = again(tensors, asked)
-        if result is not None:
-            return result
-    if is_traced(q):
-        return through_operator(
-            "kvcache", flash_attn_with_kvcache, _arguments(flash_attn_with_kvcache, locals())
-        )
-    if _any_autocast():
-        q, k, v = autocast.cast(q, k, v)
-        new = None if new is None else (k, v, cu_seqlens_k_new)
-    if counts is not None and not isinstance(counts, torch.Tensor):
-        with names_of_caches():
-            check_tensors(q, k_cache, v_cache, out)
-        counts = cache_lengths(counts, sequences_of(q, cu_seqlens_q), q.device)
-    lengths = (
-        cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
-    )  # fmt: skip
-    tensors = CallTensors(q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales)
-    return attend(prepare_append_and_attention, tensors, asked)
-
-
-def _arguments(function, names: dict) -> dict:
-    """Of the local names of a function its parameters."""
-    code = function.__code__
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]  # with * and **
-    return {name: names[name] for name in parameters}
-
-
-def _in_workspace(route: str, function, arguments: dict):
-    """function(**arguments) with the caller's workspace; route: as through_operator has it."""
-    if is_traced(arguments["q"]):
-        return through_operator(route, function, arguments)
-    workspace, positional = arguments.pop("workspace"), arguments.pop("positional")
-    others = arguments.pop("others")
-    if positional:
-        check_arguments(function, positional, others, arguments)  # refuses
-    with given_workspace(workspace, arguments):
-        return function(**arguments, **others)
-
-
-def _heads_of(k, table, kv_layout) -> int:
-    """Key/value heads of k, whose layout is another in pages with the heads first."""
-    return k.shape[-3 if table is not None and kv_layout == "HND" and k.dim() > 2 else -2]
-
-
-_OF_QUERIES = "q", "q_rope", "q_descale", "out"
-
-
-def _quantised(names: dict) -> tuple:
-    """_OF_QUERIES of a call whose q is wider than its keys: others where q is quantised.
-
-    names: of a public function the parameters, by name; those it lacks are None.
-    """
-    k, v = (names.get(f"{name}_cache", names[name]) for name in "kv")
-    q, q_rope, q_descale, out = map(names.get, _OF_QUERIES)
-    k_rope, table = names.get("k_rope"), names.get("page_table")
-    table = names.get("block_table") if table is None else table
-    heads = _heads_of(k, table, names.get("kv_layout", "NHD"))
-    if stay_wide(q, Asked(heads, *map(names.get, Asked._fields[1:])), k_rope):
-        return q, q_rope, q_descale, out
-    return quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
-
-
-def through_operator(route: str, function, arguments: dict):
-    """What function(**arguments) returns; route: the name of its way in operators/routes.py."""
-    from cute_fa4.operators import routes
-
-    positional, others = arguments.pop("positional"), arguments.pop("others")
-    refuse_untraceable(function.__name__, arguments)
-    try:
-        check_arguments(function, positional, others, arguments)
-        policy.check_quantize(arguments["q_quantize"])
-        if are_wide(arguments["q"], arguments.get("k_cache", arguments["k"])):
-            found = zip(_OF_QUERIES, _quantised(arguments), strict=True)
-            arguments |= {name: value for name, value in found if name in arguments}
-        q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
-        arguments |= {"q": q, "k": k, "v": v}
-        for name in ("k_rope", "q_rope"):
-            if arguments.get(name) is not None:
-                (arguments[name],) = autocast.cast(arguments[name])
-        return getattr(routes, route)(function, arguments)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        if is_dynamo_compiling():
-            routes.refuse(error.args[0])
-        raise

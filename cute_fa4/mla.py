@@ -23,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from cute_fa4.calls.latent import (
     by_index,
     check_latent_tensors,
+    latent_tensors,
     names,
     of_each_key,
     of_each_query,
@@ -45,7 +46,6 @@ from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
-from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
@@ -181,11 +181,12 @@ def flash_mla_with_kvcache(
         None, num_splits, tokens_per_split, None, None, None, None, "NHD", False, True, False, True,
     )  # fmt: skip
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
-    lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
     scales = scales_of(descale_q, descale_k, k_cache, q.shape[0])
-    tensors = CallTensors(
-        q, k_cache, values_of(k_cache), out, lengths, learnable_sink, scales=scales
-    )
+    given = dict(
+        q=q, latent_cache=k_cache, page_table=block_table, seqused_k=cache_seqlens, out=out,
+        learnable_sink=learnable_sink,
+    )  # fmt: skip
+    tensors = latent_tensors(given | scales)
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
 
@@ -292,7 +293,7 @@ def _through_operator(given: dict):
                 cache = given["k_cache"]
                 q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)
         scales = scales_of(descale_q, given.pop("descale_k"), given["k_cache"], q.shape[0])
-        return routes.latent(given | {"q": q, "out": out, "scales": scales})
+        return routes.latent(given | {"q": q, "out": out} | scales)
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():
             routes.refuse(error.args[0])

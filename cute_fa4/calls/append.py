@@ -10,7 +10,6 @@ Both kernels are launched on one stream, so the second sees what the first wrote
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -22,7 +21,7 @@ from cute_fa4.calls.operands.lengths import (
     check_pages,
     rows_of,
 )
-from cute_fa4.calls.operands.scales import BLOCKS, NAMES, ScaleViews, checked_scales
+from cute_fa4.calls.operands.scales import BLOCKS, GivenScales, ScaleViews, checked_scales
 from cute_fa4.calls.operands.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.operands.tensors import (
     DENSE,
@@ -43,81 +42,71 @@ from cute_fa4.calls.operands.tensors import (
 from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
-from cute_fa4.calls.request import TENSORS, CallTensors, Choices
+from cute_fa4.calls.request import Choices
+from cute_fa4.operands import (
+    LENGTHS,
+    NAMES,
+    NEW,
+    OPERANDS,
+    ROWS,
+    SCALES,
+    CallTensors,
+    fields,
+    fields_given,
+)
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.system.devices import target_of
 from cute_fa4.system.messages import named_as
 
 
-class Appended(NamedTuple):
-    """Tensors of an append. The caches, and whatever is None, as prepare_append takes them: pages with rows first."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    cache_seqlens: torch.Tensor
-    offsets: torch.Tensor | None = None  # cu_seqlens_k_new
-    table: torch.Tensor | None = None
-    batch_idx: torch.Tensor | None = None
-
-
 def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
-    q, k_cache, v_cache, out = tensors.q, tensors.k, tensors.v, tensors.out
-    sink, new, scales = tensors.sink, tensors.new, tensors.scales
     window_size, numbers, choices = asked
-    cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = tensors.lengths
-    k, v, offsets = new or (None, None, None)
     choices = Choices(*choices)
-    caches = k_cache, v_cache
     with names_of_caches():
-        check_tensors(q, *caches, out)
-    check_given(k, v, cache_seqlens, offsets, table)
-    if table is not None:
+        check_tensors(*tensors.of(ROWS))
+    k, v, offsets = tensors.of(NEW)
+    check_given(k, v, tensors.seqused_k, offsets, tensors.page_table)
+    caches, heads_first = (tensors.k, tensors.v), choices.kv_layout == "HND"
+    if tensors.page_table is not None:
         caches = pages_rows_first(*caches, choices.kv_layout, ("k_cache", "v_cache"))
-    batch = sequences_of(q, cu_seqlens_q)
-    cache_lengths(cache_seqlens, batch, q.device)
-    if new is None:
+    views = tensors._replace(k=caches[0], v=caches[1])
+    cache_lengths(tensors.seqused_k, tensors.batch, tensors.q.device)
+    if not tensors.has(NEW):
         with names_of_caches():
             return prepare_attention(tensors, asked)
-    checked = None
-    if scales:
-        with names_of_caches():
-            heads_first = choices.kv_layout == "HND"
-            checked = checked_scales(scales, q, caches[0], batch, heads_first)
-        check_rows_of_blocks(k, caches[0], checked)
-    written = written_scales(k, caches[0], checked)
-    check_written(tensors._replace(k=caches[0], v=caches[1]), written)
-    appended = Appended(k, v, *caches, cache_seqlens, offsets, table, batch_idx)
-    append = prepare_append(appended, batch, (k_cache, v_cache), checked)
-    seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
+    with names_of_caches():
+        scales = checked_scales(views, tensors.batch, heads_first)
+    check_rows_of_blocks(views, scales)
+    check_written(views, written_scales(views, scales))
+    append = prepare_append(views, tensors.batch, tensors, scales)
+    counted = _new_rows_are_the_queries(tensors)
+    alone = tensors._replace(**dict.fromkeys(NAMES[NEW]))
     if not counted:
-        seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
-    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, batch_idx, leftpad)
-    tensors = tensors._replace(lengths=lengths, new=None)
+        new_rows = k.shape[1] if offsets is None else offsets.diff()
+        alone = alone._replace(seqused_k=tensors.seqused_k + new_rows)
     choices = choices._replace(seqused_k_excludes_new=counted)
     with names_of_caches():
-        attend = prepare_attention(tensors, (window_size, numbers, choices))
+        attend = prepare_attention(alone, (window_size, numbers, choices))
     if append is not None and counted and isinstance(attend, Plan):
-        small = (*lengths, offsets, sink, *(scales or ()))
-        attend.append = append.beside(q, k_cache, v_cache, out, small)
+        attend.append = append.beside(tensors)
         return attend
 
     def append_and_attend(_):
         if append is not None:
-            append(k_cache, v_cache, cache_seqlens, table, new, batch_idx, scales)
-        return attend(tensors)
+            append(tensors)
+        return attend(alone)
 
     return append_and_attend
 
 
-def check_rows_of_blocks(k, k_cache, scales) -> None:
+def check_rows_of_blocks(tensors: CallTensors, scales: GivenScales | None) -> None:
     """New rows of a cache whose blocks have scales come with theirs, in k_descale."""
-    if scales.said.of_blocks and k.dtype != k_cache.dtype:
+    new, cache = tensors.new_k, tensors.k
+    if scales is not None and scales.said.of_blocks and new.dtype != cache.dtype:
         raise TypeError(
-            f"k: dtype {k.dtype} with k_descale of blocks; accepted: {k_cache.dtype}, and the scales of the new rows "
+            f"k: dtype {new.dtype} with k_descale of blocks; accepted: {cache.dtype}, and the scales of the new rows "
             "in k_descale; cute_fa4.mxfp8.quantise makes both"
         )
 
@@ -134,27 +123,28 @@ def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
     return k.dtype != k_cache.dtype and any(of_tokens)
 
 
-def written_scales(k, k_cache, scales) -> tuple:
-    """Which of scales.NAMES a call writes: those of tokens, of rows of 16 bits that it quantises. scales: checked."""
-    if scales is None or k.dtype == k_cache.dtype:
+def written_scales(tensors: CallTensors, scales: GivenScales | None) -> tuple:
+    """Names of scales that a call writes: those of tokens, of rows of 16 bits that it quantises."""
+    if scales is None or tensors.new_k.dtype == tensors.k.dtype:
         return ()
     return tuple(f"{tensor}_descale" for tensor in scales.said.of_keys)
 
 
 def check_written(tensors: CallTensors, written=()) -> None:
     """What is written is apart from the rest. tensors: with new rows; written: names of scales."""
-    names = [_CALLERS.get(name, name) for name in TENSORS]
-    scales = dict(zip(NAMES, tensors.scales or (), strict=False))
-    caches = {"k_cache": tensors.k, "v_cache": tensors.v}
+    scales = tensors.named(SCALES)
+    lengths = {_CALLERS.get(name, name): x for name, x in tensors.named(LENGTHS).items()}
     check_apart(
-        {**caches, "out": tensors.out, **{x: scales.pop(x) for x in written}},
         {
-            "q": tensors.q,
-            **dict(zip(("k", "v"), tensors.new[:2], strict=True)),
-            **dict(zip(names, tensors.lengths, strict=True)),
-            "cu_seqlens_k_new": tensors.new[2],
-            "learnable_sink": tensors.sink,
-            **named_aux(tensors.aux),
+            **{"k_cache": tensors.k, "v_cache": tensors.v, "out": tensors.out},
+            **{name: scales.pop(name) for name in written},
+        },
+        {
+            **{"q": tensors.q, "k": tensors.new_k, "v": tensors.new_v},
+            **lengths,
+            "cu_seqlens_k_new": tensors.cu_seqlens_k_new,
+            "learnable_sink": tensors.learnable_sink,
+            **named_aux(tensors.aux_tensors),
             **scales,
         },
     )
@@ -171,7 +161,7 @@ def names_of_caches():
     return named_as(_CALLERS)
 
 
-_CALLERS = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
+_CALLERS = {row.name: row.cached for row in OPERANDS.values() if row.cached and row.group != NEW}
 
 
 def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
@@ -194,113 +184,90 @@ def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
         )
 
 
+# What is small, and contiguous or nearly so; and lengths that attention alone takes (sm100/append/kernel.py).
+_SMALL = (*NAMES[LENGTHS], "learnable_sink", "cu_seqlens_k_new", *NAMES[SCALES])
+_OF_ATTENTION = set(NAMES[LENGTHS]) - {"seqused_k", "page_table", "cache_batch_idx"}
+
+
 class Append:
     """Writes new rows behind those of a cache. It is decided by metadata alone, as plan.Plan."""
 
-    def __init__(self, function: Callable, views: Views, batch: int, scale_views: ScaleViews):
+    def __init__(
+        self, function: Callable, views: Views, batch: int, scale_views: ScaleViews | None
+    ):
         self.function, self.views, self.batch = function, views, batch
         self.scale_views = scale_views
-        self.between_caches = self.q_bytes = self.out_bytes = self.small_bytes = 0
+        self.between_caches = self.out_bytes = 0
         self.out_shape = self.out_dtype = None
         self.writes_scales = False
+        self.read, self.bytes_read, self.checked = fields(()), (), []
 
-    def beside(self, q, k_cache, v_cache, out, small: tuple) -> Append:
-        """self, for attention to q: what the next call with this metadata needs to know of the addresses of this one.
+    def beside(self, tensors: CallTensors) -> Append:
+        """self, for the attention of a call: what the next one with this metadata needs to know of its addresses.
 
         Caches may be slices of one tensor, side by side all the way: then their distance is kept, which is all
-        that matters. small: lengths, offsets, table and sink, each contiguous or nearly so.
+        that matters.
         """
-        self.between_caches = v_cache.data_ptr() - k_cache.data_ptr()
-        self.q_bytes = extent_bytes(q)
+        q, out = tensors.q, tensors.out
+        self.between_caches = tensors.v.data_ptr() - tensors.k.data_ptr()
         self.out_bytes = 0 if out is None else extent_bytes(out)
-        self.out_shape = (*q.shape[:-1], v_cache.shape[-1])
+        self.out_shape = (*q.shape[:-1], tensors.v.shape[-1])
         self.out_dtype = None if out is None else out.dtype
-        self.small_bytes = largest_extent(small)
+        small = fields_given(tensors, _SMALL)(tensors)
+        self.read = fields_given(tensors, ("q", "new_k", "new_v", *_SMALL))
+        rows = map(extent_bytes, (q, tensors.new_k, tensors.new_v))
+        self.bytes_read = (*rows, *(largest_extent(small),) * len(small))
+        given = tensors.named(LENGTHS).items()
+        self.checked = [name for name, x in given if x is not None and name in _OF_ATTENTION]
         return self
 
     def admits(self, tensors: CallTensors) -> bool:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
-        q, k_cache, v_cache, out = tensors.q, tensors.k, tensors.v, tensors.out
-        sink, scales = tensors.sink, tensors.scales
+        q, out = tensors.q, tensors.out
         if self.writes_scales and not self.scales_are_apart(tensors):
             return False
-        k, v, offsets = tensors.new
-        cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = tensors.lengths
-        if not (cu_seqlens_q is key_limit is sink is None):
-            check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
-            check_index_tensor("key_limit", key_limit, 1, q.device)
-            check_sink(sink, q)
-        first_q = q.data_ptr()
-        if (
-            first_q % TMA_BYTES
-            or tensors.aux is not None
-            or not (out is None or (out.shape == self.out_shape and self._fits(out, q)))
-        ):
+        for name in self.checked:
+            check_index_tensor(name, getattr(tensors, name), len(OPERANDS[name].axes), q.device)
+        if tensors.learnable_sink is not None:
+            check_sink(tensors.learnable_sink, q)
+        if q.data_ptr() % TMA_BYTES or tensors.aux_tensors is not None:
             return False
         # Whether the caches share no address range with what is read; False: they may share no byte all the same.
-        # Comparisons that are written out, no loop: half a microsecond of each step of a decode.
-        k_bytes, v_bytes, k_cache_bytes, v_cache_bytes = self.views.extents
-        begin_k, begin_v = k_cache.data_ptr(), v_cache.data_ptr()
-        end_k, end_v = begin_k + k_cache_bytes, begin_v + v_cache_bytes
+        new_k, new_v = tensors.new_k, tensors.new_v
+        new_k_bytes, new_v_bytes, k_bytes, v_bytes = self.views.extents
+        begin_k, begin_v = tensors.k.data_ptr(), tensors.v.data_ptr()
+        end_k, end_v = begin_k + k_bytes, begin_v + v_bytes
         if begin_v - begin_k != self.between_caches and begin_k < end_v and begin_v < end_k:
             return False
-        first_new_k, first_new_v, first_count = k.data_ptr(), v.data_ptr(), cache_seqlens.data_ptr()
-        past_q, past_count = first_q + self.q_bytes, first_count + self.small_bytes
-        past_new_k, past_new_v = first_new_k + k_bytes, first_new_v + v_bytes
-        if (
-            (first_q < end_k and begin_k < past_q) or (first_q < end_v and begin_v < past_q)
-            or (first_new_k < end_k and begin_k < past_new_k) or (first_new_k < end_v and begin_v < past_new_k)
-            or (first_new_v < end_k and begin_k < past_new_v) or (first_new_v < end_v and begin_v < past_new_v)
-            or (first_count < end_k and begin_k < past_count) or (first_count < end_v and begin_v < past_count)
-        ):  # fmt: skip
-            return False
-        if table is not None:
-            first = table.data_ptr()
-            past = first + self.small_bytes
-            if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
-                return False
-        if not (
-            out
-            is cu_seqlens_q
-            is key_limit
-            is offsets
-            is sink
-            is batch_idx
-            is leftpad
-            is scales
-            is None
-        ):
-            small = self.small_bytes
-            for tensor, nbytes in (
-                *((out, self.out_bytes), (cu_seqlens_q, small), (key_limit, small)),
-                *((offsets, small), (sink, small), (batch_idx, small), (leftpad, small)),
-                *((scale, small) for scale in scales or ()),
-            ):
-                if tensor is not None:
-                    first = tensor.data_ptr()
-                    past = first + nbytes
-                    if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
-                        return False
+        low, high = min(begin_k, begin_v), max(end_k, end_v)
+        for tensor, nbytes in zip(self.read(tensors), self.bytes_read, strict=True):
+            first = tensor.data_ptr()
+            past = first + nbytes
+            if first < high and low < past:  # else before or after both of them
+                if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
+                    return False
         if out is None:
             return True
+        if out.shape != self.out_shape or not self._fits(out, q):
+            return False
         first = out.data_ptr()  # of the rest, Plan.is_apart asks
         past = first + self.out_bytes
-        return (past <= first_new_k or past_new_k <= first) and (
-            past <= first_new_v or past_new_v <= first
-        )
+        written = (begin_k, k_bytes), (begin_v, v_bytes)
+        new_rows = (new_k.data_ptr(), new_k_bytes), (new_v.data_ptr(), new_v_bytes)
+        return all(past <= begin or begin + size <= first for begin, size in (*written, *new_rows))
 
     @staticmethod
     def scales_are_apart(tensors: CallTensors) -> bool:
         """Whether k_descale and v_descale, which are written, share no address range with anything else."""
-        scales = tensors.scales
-        if scales[1] is scales[2]:
+        of_k, of_v = tensors.k_descale, tensors.v_descale
+        if of_k is of_v:
             return False
-        others = [tensors.q, tensors.k, tensors.v, tensors.out, *tensors.lengths, tensors.sink]
-        others += [*tensors.new, *scales]
+        others = [*tensors.of(ROWS), *tensors.of(LENGTHS), *tensors.of(NEW), *tensors.of(SCALES)]
+        others.append(tensors.learnable_sink)
         ranges = [
             (x.data_ptr(), x.data_ptr() + extent_bytes(x), x) for x in others if x is not None
         ]
-        mine = [r for r in ranges if r[2] is scales[1] or r[2] is scales[2]]
+        mine = [r for r in ranges if r[2] is of_k or r[2] is of_v]
         return all(a[2] is b[2] or a[1] <= b[0] or b[1] <= a[0] for a in mine for b in ranges)
 
     def _fits(self, out, q) -> bool:
@@ -308,48 +275,53 @@ class Append:
         same = out.dtype is self.out_dtype and out.device == q.device
         return same and out.data_ptr() % TMA_BYTES == 0
 
-    def __call__(
-        self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx, scales=None
-    ) -> None:
-        k, v, offsets = new
-        if self.views.differ:
-            k, v, k_cache, v_cache = self.views.of(k, v, k_cache, v_cache)
-        given = None if self.scale_views is None else self.scale_views.of(scales[1:3])
+    def __call__(self, tensors: CallTensors) -> None:
+        rows = tensors.new_k, tensors.new_v, tensors.k, tensors.v
         self.function(
-            k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch, batch_idx, given
+            *(self.views.of(*rows) if self.views.differ else rows),
+            tensors.seqused_k,
+            tensors.cu_seqlens_k_new,
+            tensors.page_table,
+            self.batch,
+            tensors.cache_batch_idx,
+            None if self.scale_views is None else self.scale_views.of(tensors),
         )
 
 
 def prepare_append(
-    appended: Appended, batch: int, given: tuple | None = None, scales: tuple | None = None
+    tensors: CallTensors,
+    batch: int,
+    given: CallTensors | None = None,
+    scales: GivenScales | None = None,
 ) -> Append | None:
-    """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row.
+    """Check and compile; what is returned is called with the caches of `given`, of which those of `tensors` are views.
+    None: no row.
 
-    scales: of scales.NAMES, of which new rows of 16 bits for a cache of 8 are divided by those of k and v
+    scales: of which new rows of 16 bits for a cache of 8 are divided by those of k and v
     """
-    check_append(appended, batch)
-    k, v, k_cache, v_cache, _, offsets, table, batch_idx = appended
-    if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
+    check_append(tensors, batch)
+    given = tensors if given is None else given
+    k, v, offsets = tensors.of(NEW)
+    if k.numel() == 0 or tensors.k.numel() == 0 or batch == 0:
         return None
     target = target_of(k.device)
-    quantises = k.dtype != k_cache.dtype
-    of_rows = (None, *scales[1:3], None) if scales and quantises else None
+    quantises = k.dtype != tensors.k.dtype
     config = AppendConfig(
-        DTYPE_NAMES[k_cache.dtype],
+        DTYPE_NAMES[tensors.k.dtype],
         depth=k.shape[-1],
         depth_v=v.shape[-1],
         packed=offsets is not None,
-        page_size=0 if table is None else k_cache.shape[1],
-        cache_batch_idx=batch_idx is not None,
+        page_size=0 if tensors.page_table is None else tensors.k.shape[1],
+        cache_batch_idx=tensors.cache_batch_idx is not None,
         new_dtype=DTYPE_NAMES[k.dtype],
-        descales=Scales() if of_rows is None else scales.said.only("k", "v"),
+        descales=scales.said.only("k", "v") if scales and quantises else Scales(),
         arch=target.arch,
     )
-    plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
-    views = Views((k, v, *(given or (k_cache, v_cache))), plain)
-    scale_views = scales.views.of_cache() if config.descales else None
+    plain = [with_plain_strides(t) for t in (k, v, tensors.k, tensors.v)]
+    views = Views((k, v, given.k, given.v), plain)
+    scale_views = scales.views.of_cache() if scales and config.descales else None
     append = Append(function_for(config, target), views, batch, scale_views)
-    append.writes_scales = bool(written_scales(k, k_cache, scales))
+    append.writes_scales = bool(written_scales(tensors, scales))
     return append
 
 
@@ -358,9 +330,23 @@ def rows_of_cache(k_cache) -> int | None:
     return k_cache.shape[1] if isinstance(k_cache, torch.Tensor) and k_cache.dim() == 4 else None
 
 
-def sequences_of(q, cu_seqlens_q) -> int:
-    """The batch of dense or packed queries."""
-    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+def with_rows_of_cache(tensors: CallTensors) -> CallTensors:
+    """The same where rows of a dense cache are picked and nothing says how many it holds: all of them."""
+    picked = not (tensors.cache_batch_idx is tensors.cache_leftpad is None)
+    if picked and tensors.seqused_k is tensors.new_k is tensors.page_table is None:
+        return tensors._replace(seqused_k=rows_of_cache(tensors.k))
+    return tensors
+
+
+def with_lengths_of_cache(tensors: CallTensors) -> CallTensors:
+    """The same with cache_seqlens as a tensor, where it is a number."""
+    lengths = tensors.seqused_k
+    if lengths is None or isinstance(lengths, torch.Tensor):
+        return tensors
+    with names_of_caches():
+        check_tensors(*tensors.of(ROWS))
+    lengths = cache_lengths(lengths, tensors.batch, tensors.q.device)
+    return tensors._replace(seqused_k=lengths)
 
 
 def cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
@@ -382,11 +368,11 @@ def cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
     return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 
-def _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new) -> bool:
+def _new_rows_are_the_queries(tensors: CallTensors) -> bool:
     """Whether each sequence has as many new rows as queries, so that the kernel can add them itself."""
-    if cu_seqlens_q is None and cu_seqlens_k_new is None:
-        return q.shape[1] == k.shape[1]
-    return cu_seqlens_q is cu_seqlens_k_new
+    if tensors.q_layout == "dense" and tensors.cu_seqlens_k_new is None:
+        return tensors.q.shape[1] == tensors.new_k.shape[1]
+    return tensors.shares_offsets
 
 
 def check_new_rows(k_cache, k, v) -> None:
@@ -398,8 +384,11 @@ def check_new_rows(k_cache, k, v) -> None:
     check_one_device({"q": k_cache, "k": k, "v": v})
 
 
-def check_append(appended: Appended, batch: int, contents: bool = True) -> None:
-    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch_idx = appended
+def check_append(tensors: CallTensors, batch: int, contents: bool = True) -> None:
+    """tensors: with caches that have the rows of a page first."""
+    k, v, offsets = tensors.of(NEW)
+    k_cache, v_cache, table = tensors.k, tensors.v, tensors.page_table
+    cache_seqlens, batch_idx = tensors.seqused_k, tensors.cache_batch_idx
     names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
     cache_axes = DENSE if table is None else PAGED
     for name, tensor in names.items():

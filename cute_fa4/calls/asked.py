@@ -34,7 +34,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         head_dim_v=v.shape[-1],
         group=q.shape[-2] // k.shape[-2],
         seqlen_q=where.seqlen_q(q),
-        fixed=not length_may_choose(options.tokens_per_split, packed, where.seqused_q),
+        fixed=not length_may_choose(options.tokens_per_split, packed, where.tensors.seqused_q),
         pack_gqa=options.pack_gqa,
         latent=options.latent,
         of_rows=options.latent and are_rows(k),

@@ -1,8 +1,8 @@
 """A checked call -> a configuration, an allocation, one launch: what the attention functions share.
 
     given            layout that is compiled
-    cu_seqlens_q     q, out packed       otherwise dense
-    cu_seqlens_k     k, v packed         otherwise dense
+    offsets of q     q, out packed       otherwise dense
+    offsets of k     k, v packed         otherwise dense
     page_table       k, v paged
 
 CUDA tensors are launched on torch's current stream without synchronising; CPU tensors are executed by the emulator.
@@ -21,15 +21,16 @@ from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.operands.apart import check_apart, named_aux
 from cute_fa4.calls.operands.rope import RopeView
-from cute_fa4.calls.operands.scales import NAMES, of_made_up_keys
+from cute_fa4.calls.operands.scales import of_made_up_keys
 from cute_fa4.calls.operands.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, largest_extent
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
-from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
+from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.split_keys.split import Split, SplitPlan, split_of
 from cute_fa4.compiler import policy
+from cute_fa4.operands import LENGTHS, NAMES, OPERANDS, CallTensors, fields_given
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.choose.choose_config import config_for
 from cute_fa4.sm100.choose.config import FA4Config
@@ -38,11 +39,19 @@ from cute_fa4.system.devices import target_of
 
 
 def plan_attention(
-    given, q, k, v, out, where: Where, options: Options, return_lse: bool, in_float32: bool = False
+    given: CallTensors,
+    q,
+    k,
+    v,
+    out,
+    where: Where,
+    options: Options,
+    return_lse: bool,
+    in_float32: bool = False,
 ) -> Callable:
     """A checked call up to its launch: every refusal is raised here, and what is returned launches.
 
-    given: q, k and v as the caller has them, of which q, k and v are views. in_float32: out is not rounded to the dtype
+    given: as the caller has them, of which q, k and v are views. in_float32: out is not rounded to the dtype
     of q, because it will be merged; with return_lse, without `out` and without a sink, which would count twice.
 
     A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
@@ -56,42 +65,46 @@ def plan_attention(
     results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
         return lambda tensors: results.returned(*results.allocated(q, out))
-    if k.numel() == 0 or (where.page_table is not None and where.page_table.numel() == 0):
-        if where.q_layout == "dense" and where.seqused_q is None:
+    if k.numel() == 0 or (
+        where.tensors.page_table is not None and where.tensors.page_table.numel() == 0
+    ):
+        if where.q_layout == "dense" and where.tensors.seqused_q is None:
             return lambda tensors: _fill_without_keys(results, q, out, options.sink)
         k, v, where = _one_hidden_key(k, v, where, batch)
         if options.rope is not None:
             k = k.new_zeros((*k.shape[:-1], q.shape[-1]))
         scales = of_made_up_keys(options.scales)
         options = replace(options, num_splits=1, tokens_per_split=None, rope=None, scales=scales)
-        hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse, in_float32)
         tensors = CallTensors(
-            q, k, v, out, where.tensors, options.sink, options.aux, scales=options.scales
+            *(q, k, v, out),
+            **where.tensors.named(LENGTHS),
+            learnable_sink=options.sink,
+            aux_tensors=options.aux,
+            **({} if scales is None else scales.tensors),
         )
+        hidden = plan_attention(tensors, q, k, v, out, where, options, return_lse, in_float32)
         return lambda _: hidden(tensors)
 
     if comes_in_halves(v) and not options.latent:
-        whole = (*given, results.new_out(q) if out is None else out)
-        halves = [half_of(x, first=True) for x in (whole[2], v, whole[3])]
-        given_v, v, out = halves
-        half = plan_attention(
-            (*given[:2], given_v), q, k, v, out, where, options, return_lse, in_float32
-        )
+        whole = given._replace(out=results.new_out(q) if out is None else out)
+        of_v, v, out = (half_of(x, first=True) for x in (whole.v, v, whole.out))
+        given = given._replace(v=of_v)
+        half = plan_attention(given, q, k, v, out, where, options, return_lse, in_float32)
         return HalvesPlan(half, results, whole)
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
     config = config_of(q, k, v, out, where, options, rows_per_page, return_lse, target)
     launched = (
         (options.softmax_scale, seqlen_q, options.mask.sizes or None, _in_cache(where)),
         results,
-        Views((*given, out), views),
+        Views((given.q, given.k, given.v, out), views),
         target.executor != "nothing" and not _decided_by_contents(q.device, where),
         0
         if out is None
         else largest_extent(
             (
-                *where.tensors,
+                *where.tensors.of(LENGTHS),
                 options.sink,
-                *(options.scales or ()),
+                *(options.scales.tensors.values() if options.scales else ()),
                 getattr(options.rope, "page_table", None),
             )
         ),
@@ -109,17 +122,21 @@ def plan_attention(
     return SplitPlan(function, combine, split or Split(1), *launched)
 
 
-def _in_cache(where: Where) -> tuple[int] | None:
-    """Keys that a sequence has for each of its queries besides seqused_k; None: no tensor says how many it has."""
-    return None if where.seqused_k is None else (int(where.excludes_new),)
+def _in_cache(where: Where) -> tuple[int, Callable] | None:
+    """Keys that a sequence has for each of its queries besides seqused_k, and what takes from a call where its rows of
+    a cache are; None: no tensor says how many there are."""
+    if where.tensors.seqused_k is None:
+        return None
+    names = (name for name in NAMES[LENGTHS] if OPERANDS[name].within == "in_cache")
+    return int(where.excludes_new), fields_given(where.tensors, names)
 
 
 def check_out_apart(out, where: Where, options: Options) -> None:
     """out shares no memory with lengths, pages, sinks and what functions read; check_out has seen q, k and v."""
     if out is None:
         return
-    read = dict(zip(TENSORS, where.tensors, strict=True))
-    scales = dict(zip(NAMES, options.scales or (), strict=False))
+    read = where.tensors.named(LENGTHS)
+    scales = {} if options.scales is None else options.scales.tensors
     rope = {} if options.rope is None else options.rope.named
     check_apart(
         {"out": out},
@@ -129,7 +146,7 @@ def check_out_apart(out, where: Where, options: Options) -> None:
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:
     """Lengths and pages in host memory are checked, and a longest sequence is looked up there."""
-    return device.type == "cpu" and any(tensor is not None for tensor in where.tensors)
+    return device.type == "cpu" and where.tensors.has(LENGTHS)
 
 
 def _fill_without_keys(results: Results, q, out, sink):
@@ -146,16 +163,16 @@ def _fill_without_keys(results: Results, q, out, sink):
 def _one_hidden_key(k, v, where: Where, batch: int):
     """The same where only the device knows which rows of out there are: one row of zeros that no sequence has."""
     shape = [1] * (k.dim() - 2) + list(k.shape[-2:])
-    where = replace(where, cache_batch_idx=None, cache_leftpad=None)
+    where = where.replaced(cache_batch_idx=None, cache_leftpad=None)
     if where.kv_layout == "paged":
         shape[1] = max(k.shape[1], 8)
         table = torch.zeros((batch, 1), dtype=torch.int32, device=k.device)
-        where = replace(where, page_table=table)
+        where = where.replaced(page_table=table)
     elif where.kv_layout == "dense":
         shape[0] = batch
     if where.kv_layout != "packed":
         none = torch.zeros((batch,), dtype=torch.int32, device=k.device)
-        where = replace(where, seqused_k=none, excludes_new=False)
+        where = replace(where.replaced(seqused_k=none), excludes_new=False)
     return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
 
 
@@ -166,6 +183,12 @@ def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
     if out is not None:
         return out.dtype
     return OUT_OF.get(q.dtype, q.dtype)
+
+
+def _lengths_of(where: Where) -> dict:
+    """What a configuration says of the lengths and pages of a call."""
+    given = (name for name in NAMES[LENGTHS] if getattr(where.tensors, name) is not None)
+    return dict(OPERANDS[name].config for name in given)
 
 
 def config_of(
@@ -189,16 +212,10 @@ def config_of(
         arch=target.arch,
         **schedules,
         mask=options.mask.mask,
-        q_layout=where.q_layout,
-        kv_layout=where.kv_layout,
-        seqused_q=where.seqused_q is not None,
-        seqused_k=where.seqused_k is not None,
-        cache_batch_idx=where.cache_batch_idx is not None,
-        cache_leftpad=where.cache_leftpad is not None,
-        padded_keys=where.key_limit is not None,
+        **_lengths_of(where),
         rope_depth=0 if options.rope is None else options.rope.depth,
         rope_page_size=0 if options.rope is None else options.rope.page_size,
-        page_size=0 if where.page_table is None else k.shape[1],
+        page_size=0 if where.tensors.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
         sink=options.sink is not None,
         sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],

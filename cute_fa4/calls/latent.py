@@ -12,13 +12,14 @@ Values are a view of the cache, so that everything else of calls/ is as for any 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.calls.prepare import prepare_attention
-from cute_fa4.calls.request import CallTensors
+from cute_fa4.operands import CallTensors, tensors_of
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
 
@@ -47,17 +48,23 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
         )
 
 
-def scales_of(descale_q, descale_k, cache, batch: int) -> tuple | None:
-    """As calls/operands/scales.py names them: that of the cache is of keys and values.
+def scales_of(descale_q, descale_k, cache, batch: int) -> dict:
+    """As a call names its scales: that of the cache is of keys and values.
 
     (batch,): one for each sequence; (num_pages, page_size): one for each row of the cache, which has one head
     """
     if descale_q is descale_k is None:
-        return None
+        return {}
     of_q, of_k = map(_of_sequences, (descale_q, descale_k))
     if is_by_row(descale_k, cache, batch) and of_k.dim() == 2:
         of_k = of_k.unsqueeze(-1)
-    return of_q, of_k, of_k, None
+    return {"q_descale": of_q, "k_descale": of_k, "v_descale": of_k}
+
+
+def latent_tensors(call: Mapping[str, Any]) -> CallTensors:
+    """A call over a latent cache as any other attention. call: tensors by name, those of keys as latent_cache."""
+    cache = call["latent_cache"]
+    return tensors_of({**call, "k": cache, "v": values_of(cache)})
 
 
 def is_by_row(scale, cache, batch: int) -> bool:

@@ -22,11 +22,11 @@ def lengths_of(q, k, where: Where) -> pays.Lengths | None:
     most_keys = max(most_queries, where.max_seqlen_k)
     if where.kv_layout == "packed":
         keys = k.shape[0] / batch
-    elif where.kv_layout == "dense" and where.seqused_k is None:
+    elif where.kv_layout == "dense" and where.tensors.seqused_k is None:
         keys = most_keys = k.shape[1]
     else:  # as long before the queries as in the longest sequence
         keys = queries * most_keys / max(1, most_queries)
-    equal = not packed and where.seqused_q is None
+    equal = not packed and where.tensors.seqused_q is None
     sequences = batch * q.shape[-2]
     return pays.Lengths(
         queries, keys, sequences, equal=equal, most_queries=most_queries, most_keys=most_keys

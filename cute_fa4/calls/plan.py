@@ -4,7 +4,7 @@
     Results   how out and lse are allocated
     Views     which tensors need other strides for a descriptor
 
-`tensors` is a request.CallTensors.
+`tensors` is an operands.CallTensors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import torch
 from cute_fa4.calls.operands.rope import RopeView
 from cute_fa4.calls.operands.scales import ScaleViews
 from cute_fa4.calls.operands.tensors import extent_bytes, may_overlap
-from cute_fa4.calls.request import CallTensors
+from cute_fa4.operands import LENGTHS, NAMES, OPERANDS, ROPE, SCALES, CallTensors, fields
 
 _is_grad_enabled = torch.is_grad_enabled
-NO_LENGTHS = (None,) * 8
+# Lengths and pages that are parameters of the launch.
+_lengths = fields(name for name in NAMES[LENGTHS] if OPERANDS[name].within is None)
+# What is small, and contiguous or nearly so.
+_small = fields((*NAMES[LENGTHS], "learnable_sink", *NAMES[SCALES]))
 
 
 class Plan:
@@ -31,7 +34,7 @@ class Plan:
     repeats  whether another call of the same metadata may use it
     append   append.Append, which runs before, or None
     recognition  what recognises the next such call, or None
-    small_bytes  extent of the largest of lengths, page table, sink and scales
+    small_bytes  extent of the largest of lengths, pages, sink and scales
     scale_views  how the kernel takes the scales
     rope_view    how it takes columns of k that have a tensor of their own; None: there are none
     """
@@ -64,37 +67,20 @@ class Plan:
 
     def admits(self, tensors: CallTensors) -> bool:
         """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
-        out, sink, aux, new = tensors.out, tensors.sink, tensors.aux, tensors.new
-        scales, rope = tensors.scales, tensors.rope
-        if _is_grad_enabled() and (
-            tensors.q.requires_grad
-            or tensors.k.requires_grad
-            or tensors.v.requires_grad
-            or (out is not None and out.requires_grad)
-            or (sink is not None and sink.requires_grad)
-            or (aux is not None and any(tensor.requires_grad for tensor in aux))
-            or (new is not None and (new[0].requires_grad or new[1].requires_grad))
-            or (scales is not None and any(s is not None and s.requires_grad for s in scales))
-            or (rope is not None and any(x is not None and x.requires_grad for x in rope))
-        ):
+        aux = tensors.aux_tensors
+        given = [*tensors._replace(aux_tensors=None), *(aux or ())]
+        given = [tensor for tensor in given if tensor is not None]
+        if _is_grad_enabled() and any(tensor.requires_grad for tensor in given):
             return False
-        given = (
-            *(tensors.q, tensors.k, tensors.v, out, sink),
-            *(tensors.lengths or ()),
-            *(aux or ()),
-            *(new or ()),
-            *(scales or ()),
-            *(rope or ()),
-        )
-        for tensor in given:  # shapes and strides do not tell these from others
-            if tensor is not None and (tensor.is_neg() or tensor._is_zerotensor()):
-                return False
+        # Shapes and strides do not tell these from others.
+        if any(tensor.is_neg() or tensor._is_zerotensor() for tensor in given):
+            return False
         return self.is_apart(tensors)
 
     def is_apart(self, tensors: CallTensors) -> bool:
         """Whether what is written shares no memory with what is read; False: it may share none all the same."""
         out = tensors.out
-        if tensors.new is not None and not self.append.admits(tensors):
+        if self.append is not None and not self.append.admits(tensors):
             return False
         if out is None:
             return True
@@ -108,59 +94,63 @@ class Plan:
             or (first < first_v + v_bytes and first_v < end)
         ):
             return False
-        lengths, sink, aux = tensors.lengths, tensors.sink, tensors.aux
-        scales, rope = tensors.scales, tensors.rope
-        if lengths is sink is aux is scales is rope is None:
-            return True
-        if rope is not None and not self._apart_from_rope(out, *rope):
-            return False
-        # A loop and no function: the call of one is a tenth of what a repeated call costs.
         nbytes = self.small_bytes
-        for tensor in (*(lengths or ()), sink, *(scales or ())):
+        for tensor in _small(tensors):
             if tensor is not None and tensor.data_ptr() < end:
                 if first < tensor.data_ptr() + nbytes:
                     return False
-        for tensor in aux or ():  # of any strides
+        if self.rope_view is not None and any(
+            tensor is not None and may_overlap(out, tensor) for tensor in tensors.of(ROPE)
+        ):
+            return False
+        for tensor in tensors.aux_tensors or ():  # of any strides
             if tensor.data_ptr() < end and first < tensor.data_ptr() + extent_bytes(tensor):
                 return False
         return True
 
-    @staticmethod
-    def _apart_from_rope(out, *rope) -> bool:
-        return not any(tensor is not None and may_overlap(out, tensor) for tensor in rope)
-
     def __call__(self, tensors: CallTensors):
-        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors  # by name takes longer
-        (
-            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
-        ) = lengths or NO_LENGTHS  # fmt: skip
-        if new is not None:
-            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
+        if self.append is not None:
+            self.append(tensors)
+        out = tensors.out
         if out is None:
-            out = self.results.new_out(q)
+            out = self.results.new_out(tensors.q)
         lse = None if self.results.new_lse is None else self.results.new_lse()
-        written = out
-        if self.views.differ:
-            q, k, v, written = self.views.of(q, k, v, out)
-        self.function(
-            q, k, v, written, lse, self.scale,
-            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, sink, as_read(aux) if aux else None, None,
-            self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
-            None if scales is None else self.scale_views.of(scales),
-            None if rope is None else self.rope_view.of(rope),
-        )  # fmt: skip
+        q, k, v, written = self.viewed(tensors, out)
+        self.launch(tensors, (q, k, v, written, lse))
         return out if lse is None else (out, lse)
+
+    def viewed(self, tensors: CallTensors, out) -> tuple:
+        """q, k, v and out with strides that a descriptor can hold."""
+        given = tensors.q, tensors.k, tensors.v, out
+        return self.views.of(*given) if self.views.differ else given
+
+    def launch(self, tensors: CallTensors, rows: tuple, split: tuple | None = None) -> None:
+        """Call the function with its parameters (sm100/kernel.py).
+
+        rows: q, k, v, out and lse as the kernel takes them; split: what it is told of the parts of keys
+        """
+        aux, in_cache = tensors.aux_tensors, None
+        if self.in_cache is not None:
+            new_keys, of_rows = self.in_cache
+            in_cache = (new_keys, *of_rows(tensors))
+        self.function(
+            *rows,
+            self.scale,
+            *_lengths(tensors),
+            self.seqlen_q,
+            self.sizes,
+            tensors.learnable_sink,
+            as_read(aux) if aux else None,
+            split,
+            in_cache,
+            None if self.scale_views is None else self.scale_views.of(tensors),
+            None if self.rope_view is None else self.rope_view.of(tensors),
+        )
 
 
 def as_read(aux) -> tuple:
     """aux tensors as the kernel takes them: bool as its bytes."""
     return tuple(x.view(torch.uint8) if x.dtype is torch.bool else x for x in aux)
-
-
-def given_of(new_keys: int, *in_cache) -> tuple:
-    """What the kernel takes about rows of a cache: new keys for each query, and those tensors that there are."""
-    return (new_keys, *(tensor for tensor in in_cache if tensor is not None))
 
 
 class Results:

@@ -1,6 +1,6 @@
 """A call without appended rows, checked and compiled: keys packed, padded or in pages.
 
-q   packed (total_q, heads_q, head_dim) with cu_seqlens_q       or dense (batch, seqlen_q, heads_q, head_dim)
+q   packed (total_q, heads_q, head_dim), with offsets           or dense (batch, seqlen_q, heads_q, head_dim)
 k   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
     dense  (batch, seqlen_k, heads_kv, head_dim)
     paged  (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k
@@ -21,7 +21,7 @@ import torch
 
 from cute_fa4.calls.attention import plan_attention
 from cute_fa4.calls.operands import lengths as index_tensors
-from cute_fa4.calls.operands.lengths import check_index_tensor, check_lengths
+from cute_fa4.calls.operands.lengths import check_lengths, check_offsets
 from cute_fa4.calls.operands.rope import checked_rope, depths_of
 from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.calls.operands.tensors import (
@@ -34,128 +34,95 @@ from cute_fa4.calls.operands.tensors import (
     unbuilt_parameters,
 )
 from cute_fa4.calls.options import resolve
-from cute_fa4.calls.plan import NO_LENGTHS
-from cute_fa4.calls.request import TENSORS, CallTensors, Choices, Numbers, Where
+from cute_fa4.calls.request import Choices, Numbers, Where
+from cute_fa4.operands import ROWS, CallTensors
 
 KV_LAYOUTS = ("NHD", "HND")
 
 
 def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned launches."""
-    q, scales = tensors.q, tensors.scales
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
-    named = dict(zip(TENSORS, tensors.lengths or NO_LENGTHS, strict=True))
-    rows_first_k, rows_first_v, where = checked(
-        q,
-        tensors.k,
-        tensors.v,
-        tensors.out,
+    where = checked(
+        tensors,
         max_seqlen_q=numbers.max_seqlen_q,
         max_seqlen_k=numbers.max_seqlen_k,
         seqused_k_excludes_new=choices.seqused_k_excludes_new,
         kv_layout=choices.kv_layout,
         latent=choices.latent,
-        rope=tensors.rope,
-        **named,
     )
+    views = where.tensors
     options = resolve(
-        q,
+        tensors.q,
         softmax_scale=numbers.softmax_scale,
         causal=numbers.causal,
         window_size=window_size,
         mask=choices.mask,
-        learnable_sink=tensors.sink,
+        learnable_sink=tensors.learnable_sink,
         softcap=numbers.softcap,
         pack_gqa=choices.pack_gqa,
         score_mod=choices.score_mod,
         mask_mod=choices.mask_mod,
-        aux_tensors=tensors.aux,
+        aux_tensors=tensors.aux_tensors,
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
         latent=choices.latent,
-        scales=checked_scales(
-            *(scales, q, rows_first_k, where.batch(q), choices.kv_layout == "HND")
-        )
-        if scales
-        else None,
-        rope=checked_rope(tensors.rope, q, rows_first_k, where),
+        scales=checked_scales(views, views.batch, choices.kv_layout == "HND"),
+        rope=checked_rope(views, where),
     )
     results = choices.return_lse, choices.in_float32
-    given = q, tensors.k, tensors.v
-    return plan_attention(
-        given, q, rows_first_k, rows_first_v, tensors.out, where, options, *results
-    )
+    return plan_attention(tensors, *views.of(ROWS), where, options, *results)
 
 
 def checked(
-    q,
-    k,
-    v,
-    out,
+    tensors: CallTensors,
     *,
-    max_seqlen_q,
-    max_seqlen_k,
-    seqused_k_excludes_new,
-    kv_layout,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    page_table=None,
-    key_limit=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_k_excludes_new=False,
+    kv_layout="NHD",
     contents=True,
     latent=False,
-    rope=None,
-) -> tuple[torch.Tensor, torch.Tensor, Where]:
-    """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie.
+) -> Where:
+    """Check the tensors of a call -> where sequences lie; k and v of its tensors have the rows of a page first.
 
-    rope: those of rope.NAMES, or None; checked_rope checks the rest of them.
+    Scales are left out, and of the columns in k_rope only their number is checked: checked_scales and checked_rope.
     """
-    q_axes = DENSE if cu_seqlens_q is None else PACKED
-    kv_axes = DENSE if cu_seqlens_k is None else PACKED
-    if page_table is not None:
+    table = tensors.page_table
+    kv_axes = PACKED if tensors.kv_layout == "packed" else DENSE
+    if table is not None:
         kv_axes = PAGED
-        k, v = pages_rows_first(k, v, kv_layout)
+        k, v = pages_rows_first(tensors.k, tensors.v, kv_layout)
+        tensors = tensors._replace(k=k, v=v)
     elif kv_layout != "NHD":
         raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
-    _check_belong_together(cu_seqlens_k, seqused_k, seqused_k_excludes_new, page_table)
-    _check_cache(cu_seqlens_k, seqused_k, cache_batch_idx, cache_leftpad)
+    _check_belong_together(tensors, seqused_k_excludes_new)
+    _check_cache(tensors)
+    q, k = tensors.q, tensors.k
     check(
-        q,
-        k,
-        v,
-        out,
-        q_axes,
+        *tensors.of(ROWS),
+        DENSE if tensors.q_layout == "dense" else PACKED,
         kv_axes,
-        one_batch=cache_batch_idx is None,
+        one_batch=tensors.cache_batch_idx is None,
         latent=latent,
-        in_rope=depths_of(rope, q, k),
+        in_rope=depths_of(tensors),
     )
-    check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
+    check_offsets(tensors)
     where = Where(
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        key_limit=key_limit,
-        page_table=page_table,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
+        tensors,
         excludes_new=bool(seqused_k_excludes_new),
-        max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
+        max_seqlen_q=_longest(tensors, max_seqlen_q),
         max_seqlen_k=check_length("max_seqlen_k", max_seqlen_k) or 0,
     )
     check_lengths(q, k, where)
-    _check_max_seqlen_k(max_seqlen_k, k, page_table)
+    _check_max_seqlen_k(max_seqlen_k, k, table)
     if contents and q.device.type == "cpu":
         index_tensors.check_contents(q, k, where, latent)
-    return k, v, where
+    return where
 
 
 def one_of(name: str, value, alias: str, other):
@@ -192,8 +159,9 @@ def _check_page_size(name: str, cache: torch.Tensor, kv_layout: str) -> None:
         )
 
 
-def _check_belong_together(cu_seqlens_k, seqused_k, excludes_new, table) -> None:
-    if table is not None and cu_seqlens_k is not None:
+def _check_belong_together(tensors: CallTensors, excludes_new) -> None:
+    table, seqused_k = tensors.page_table, tensors.seqused_k
+    if table is not None and tensors.cu_seqlens_k is not None:
         raise ValueError(
             "cu_seqlens_k: given with a page table, where keys are not packed; accepted: seqused_k"
         )
@@ -206,24 +174,24 @@ def _check_belong_together(cu_seqlens_k, seqused_k, excludes_new, table) -> None
         raise ValueError("seqused_k_excludes_new: True without seqused_k, which it is about")
 
 
-def _check_cache(cu_seqlens_k, seqused_k, cache_batch_idx, cache_leftpad) -> None:
-    for name, tensor in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
-        if tensor is not None and (cu_seqlens_k is not None or seqused_k is None):
+def _check_cache(tensors: CallTensors) -> None:
+    no_cache = tensors.cu_seqlens_k is not None or tensors.seqused_k is None
+    for name in ("cache_batch_idx", "cache_leftpad"):
+        if no_cache and getattr(tensors, name) is not None:
             raise ValueError(
                 f"{name}: given without a cache; accepted: dense or paged k and v with seqused_k, the rows they hold"
             )
 
 
-def _longest(q, cu_seqlens_q, max_seqlen_q) -> int:
+def _longest(tensors: CallTensors, max_seqlen_q) -> int:
     """What sizes the grid of packed queries; 0 for dense ones."""
-    given = check_length("max_seqlen_q", max_seqlen_q)
-    if cu_seqlens_q is None:
+    given, rows = check_length("max_seqlen_q", max_seqlen_q), tensors.q.shape[0]
+    if tensors.q_layout == "dense":
         return 0
     if given is not None:
-        return min(given, q.shape[0])
-    if cu_seqlens_q.device.type == "cpu" and cu_seqlens_q.shape[0] > 1:
-        return max(0, int(cu_seqlens_q.diff().max()))
-    return q.shape[0]
+        return min(given, rows)
+    longest = index_tensors.longest_of_packed_queries(tensors)
+    return rows if longest is None else longest
 
 
 def check_length(name: str, value) -> int | None:

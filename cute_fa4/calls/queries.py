@@ -20,6 +20,7 @@ decides for all of it, so that with "auto" the error of a row depends on the oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from cute_fa4.calls.operands.scales import check_no_scale, is_by_row
 from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import BF16, E4M3
+from cute_fa4.operands import LENGTHS_OF_QUERIES
 from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
 from cute_fa4.sm100.choose.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
 from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
@@ -45,11 +47,14 @@ def are_wide(q, k) -> bool:
 
 
 class Asked(NamedTuple):
-    """What of a call decides what becomes of q, besides the tensors: parameters of the public functions."""
+    """What of a call decides what becomes of q, besides the tensors: parameters of the public functions.
+
+    offsets, used  of queries
+    """
 
     heads_kv: int
-    cu_seqlens_q: object = None
-    seqused_q: object = None
+    offsets: object = None
+    used: object = None
     max_seqlen_q: object = None
     pack_gqa: object = None
     tokens_per_split: object = None
@@ -57,15 +62,21 @@ class Asked(NamedTuple):
     k_descale: object = None
     v_descale: object = None
 
+    @staticmethod
+    def of(heads_kv: int, given: Mapping[str, object]) -> Asked:
+        """given: arguments by name, of which any may be missing."""
+        names = (*LENGTHS_OF_QUERIES, *Asked._fields[3:])
+        return Asked(heads_kv, *[given.get(name) for name in names])
+
     @property
     def lengths_differ(self) -> bool:
-        return not (self.cu_seqlens_q is self.seqused_q is None)
+        return not (self.offsets is self.used is None)
 
     def keys_have_scales(self, q) -> bool:
         """Each of its own: the kernel of many rows has none (sm100/choose/which_kernel.py)."""
         batch = q.shape[0]
-        if isinstance(self.cu_seqlens_q, torch.Tensor):  # what is none is refused later
-            batch = self.cu_seqlens_q.numel() - 1
+        if isinstance(self.offsets, torch.Tensor):  # what is none is refused later
+            batch = self.offsets.numel() - 1
         scales, by_head = (self.k_descale, self.v_descale), (batch, self.heads_kv)
         return any(isinstance(x, torch.Tensor) and is_by_row(x, by_head) for x in scales)
 
@@ -75,7 +86,7 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
 
     ValueError: q_quantize is "never", and no kernel takes it so.
     """
-    if q.dim() != (4 if asked.cu_seqlens_q is None else 3):
+    if q.dim() != (4 if asked.offsets is None else 3):
         return False  # refused later
     never = asked.q_quantize == "never"
     if never or (asked.q_quantize is None and _never_by_default(q, asked)):
@@ -101,7 +112,7 @@ def _never_by_default(q, asked: Asked) -> bool:
 
 def _are_few(q, asked: Asked, k_rope) -> bool:
     """Whether "auto" takes q as it is."""
-    packed = asked.cu_seqlens_q is not None
+    packed = asked.offsets is not None
     queries = q.shape[-3]
     if packed and isinstance(asked.max_seqlen_q, int):
         queries = min(queries, asked.max_seqlen_q)
@@ -110,7 +121,7 @@ def _are_few(q, asked: Asked, k_rope) -> bool:
         or not 0 < queries <= SWAPPED_ROWS[-1]
         or asked.heads_kv <= 0
         or q.shape[-2] % asked.heads_kv
-        or not length_may_choose(asked.tokens_per_split, packed, asked.seqused_q)
+        or not length_may_choose(asked.tokens_per_split, packed, asked.used)
     ):
         return False
     pack_gqa = None if asked.pack_gqa is None else bool(asked.pack_gqa)

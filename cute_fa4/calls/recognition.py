@@ -8,7 +8,8 @@ a compiled graph. They see of each tensor
     a tensor is another one than outside
 
 Not seen, and asked for here: whether gradients are recorded, dispatch modes, tangents of forward-mode derivatives,
-sizes of tensors of lengths, addresses, types of numbers. A tensor given twice is never recognised, and goes by its key.
+addresses, types of numbers. A tensor given twice is never recognized, and goes by its key, unless it is the offsets of
+queries and of new rows.
 
 The guards are no public interface of torch. Where they are missing, every call goes by its key: half a microsecond.
 """
@@ -18,8 +19,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-from cute_fa4.calls.plan import NO_LENGTHS
-from cute_fa4.calls.request import CallTensors
+from cute_fa4.operands import OPERANDS, PAGES, TENSORS, CallTensors, fields, fields_given
 
 try:
     from torch._C._dynamo.guards import TensorGuards
@@ -29,19 +29,35 @@ except ImportError:  # pragma: no cover
 _active_modes = torch._C._len_torch_dispatch_stack
 _is_grad_enabled = torch.is_grad_enabled
 
+TABLES = [name for name in TENSORS if OPERANDS[name].axes == PAGES]
+tables_of = fields(TABLES)
+
 
 class Recognition:
-    """Whether a call is like the one that this was made from. Arguments as those of repeat.attend."""
+    """Whether a call is like the one that this was made from. Arguments as those of repeat.attend.
 
-    __slots__ = ("asked", "guards", "rest", "without_gradients")
+    absent   takes from a record what is not given
+    guards   look at the tensors that `guarded` takes
+    places   of the page tables that `tables` takes: how they are aligned
+    shared   new rows have the offsets of the queries, which the guards then see once
+    """
+
+    __slots__ = (
+        "absent", "asked", "guarded", "guards", "nothing", "places", "shared", "tables", "without_gradients",
+    )  # fmt: skip
 
     def __init__(self, tensors: CallTensors, asked: tuple):
-        looked_at, self.rest = _parts(tensors)
-        self.asked = asked
-        # of tensors that want a gradient: recognised only where none is recorded
-        self.without_gradients = any(tensor.requires_grad for tensor in looked_at)
+        self.asked, self.shared = asked, tensors.shares_offsets
+        self.absent = fields(name for name, x in tensors._asdict().items() if x is None)
+        self.nothing = self.absent(tensors)
+        self.tables = fields_given(tensors, TABLES)
+        self.places = places_of(self.tables(tensors))
+        seen_twice = {"cu_seqlens_k_new"} if self.shared else set()
+        self.guarded = fields_given(tensors, [name for name in TENSORS if name not in seen_twice])
+        # Of tensors that want a gradient: recognized only where none is recorded.
+        self.without_gradients = any(x.requires_grad for x in self.guarded(tensors))
         self.guards = TensorGuards(
-            *looked_at, dynamic_dims_sizes=None, dynamic_dims_strides=None
+            *self.guarded(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None
         ).check
 
     def accepts(self, tensors: CallTensors, asked: tuple) -> bool:
@@ -50,54 +66,26 @@ class Recognition:
             return False
         if self.without_gradients and _is_grad_enabled():
             return False
-        looked_at, rest = _parts(tensors)
-        return rest == self.rest and self.guards(*looked_at) and has_usual_types(asked)
+        return (
+            self.absent(tensors) == self.nothing
+            and self.guards(*self.guarded(tensors))
+            and (not self.places or places_of(self.tables(tensors)) == self.places)
+            and (not self.shared or tensors.shares_offsets)
+            and has_usual_types(asked)
+        )
 
 
 def recognition_of(tensors: CallTensors, asked: tuple) -> Recognition | None:
     """None: such calls go by their key."""
-    if TensorGuards is None or tensors.aux is not None or not has_usual_types(asked):
+    if TensorGuards is None or tensors.aux_tensors is not None or not has_usual_types(asked):
         return None
     made = Recognition(tensors, asked)
     return made if made.accepts(tensors, asked) else None
 
 
-def _parts(tensors: CallTensors) -> tuple[tuple, tuple | None]:
-    """(what the guards look at, the rest: what is given, how many lengths, how the table is aligned)."""
-    q, k, v, out, lengths, sink, aux, new, scales, rope = tensors  # by name takes longer
-    if lengths is sink is aux is new is scales is rope is None:
-        return ((q, k, v), None) if out is None else ((q, k, v, out), ())
-    looked_at = (q, k, v) if out is None else (q, k, v, out)
-    a, b, c, d, e, table, batch_idx, leftpad = lengths or NO_LENGTHS
-    if sink is not None:
-        looked_at += (sink,)
-    if table is not None:
-        looked_at += (table,)
-    same_offsets = offsets = None
-    if new is not None:
-        new_k, new_v, offsets = new
-        looked_at += (new_k, new_v)
-        same_offsets = offsets is a
-    if scales is not None:
-        looked_at += tuple(scale for scale in scales if scale is not None)
-        scales = tuple(scale is not None for scale in scales)
-    if rope is not None:
-        looked_at += tuple(tensor for tensor in rope if tensor is not None)
-        pages = rope[1]
-        aligned = None if pages is None else pages.data_ptr() % 16
-        rope = aligned, *(tensor is None for tensor in rope)
-    return looked_at, (
-        None if a is None else a.numel(),
-        None if b is None else b.numel(),
-        None if c is None else c.numel(),
-        None if d is None else d.numel(),
-        None if e is None else e.numel(),
-        None if table is None else table.data_ptr() % 16,
-        None if batch_idx is None else batch_idx.numel(),
-        None if leftpad is None else leftpad.numel(),
-        None if offsets is None else offsets.numel(),
-        out is None, sink is None, aux is None, same_offsets, scales, rope,
-    )  # fmt: skip
+def places_of(tables: tuple) -> list[int]:
+    """How page tables are aligned, which decides how they are read."""
+    return [table.data_ptr() % 16 for table in tables]
 
 
 def has_usual_types(asked: tuple) -> bool:

@@ -23,9 +23,9 @@ import torch
 
 from cute_fa4.calls.launch import launching_on
 from cute_fa4.calls.plan import Plan
-from cute_fa4.calls.recognition import Recognition, recognition_of
-from cute_fa4.calls.request import CallTensors
+from cute_fa4.calls.recognition import Recognition, recognition_of, tables_of
 from cute_fa4.compiler import functions
+from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system import forks
 
@@ -145,23 +145,18 @@ def _key(tensors: CallTensors, asked: tuple) -> tuple:
 
     Numbers come with their types: 1, 1.0 and True are equal, and not accepted alike.
     """
-    q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
-    lengths, sink, aux, new = tensors.lengths, tensors.sink, tensors.aux, tensors.new
-    scales, rope = tensors.scales, tensors.rope
     window_size, numbers, choices = asked
     left, right = window_size if type(window_size) is tuple else _window(window_size)
-    scale, causal, softcap, max_seqlen_q, max_seqlen_k = numbers
+    numbers = (*numbers, left, right)
+    aux = tensors.aux_tensors
+    given = [tensor for tensor in tensors if tensor is not None and tensor is not aux]
     return (
-        choices, numbers, left, right,
-        type(scale), type(causal), type(softcap), type(max_seqlen_q), type(max_seqlen_k), type(left), type(right),
-        q.dtype, k.dtype, q.device, q.shape, q.stride(), k.shape, k.stride(), v.stride(),
-        None if out is None else (out.stride(), out.dtype),
-        None if lengths is None else _lengths(lengths),
-        None if sink is None else sink.dtype,
+        choices, numbers, tuple(map(type, numbers)), tensors.q.device,
+        tuple([tensor is not None for tensor in tensors]),
+        tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in given]),
+        tuple([table.data_ptr() % 16 for table in tables_of(tensors) if table is not None]),
+        tensors.shares_offsets,
         None if aux is None else _aux(aux),
-        None if new is None else _new(*new, lengths[0]),
-        None if scales is None else tuple(s is not None and (s.shape, s.dtype) for s in scales),
-        None if rope is None else _rope(*rope),
     )  # fmt: skip
 
 
@@ -173,43 +168,7 @@ def _window(window_size) -> tuple:
     return window_size
 
 
-def _lengths(lengths: tuple) -> tuple:
-    """Their sizes, and how wide the page table can be read."""
-    (
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
-    ) = lengths  # fmt: skip
-    return (
-        None if cu_seqlens_q is None else cu_seqlens_q.numel(),
-        None if cu_seqlens_k is None else cu_seqlens_k.numel(),
-        None if seqused_q is None else seqused_q.numel(),
-        None if seqused_k is None else seqused_k.numel(),
-        None if key_limit is None else key_limit.numel(),
-        None if page_table is None else page_table.shape,
-        None if page_table is None else page_table.is_contiguous() or page_table.stride(),
-        None if page_table is None else page_table.data_ptr() % 16,
-        None if batch_idx is None else batch_idx.numel(),
-        None if leftpad is None else leftpad.numel(),
-    )
-
-
 def _aux(tensors) -> tuple:
     if type(tensors) not in (list, tuple):
         raise _NoKey
     return tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-
-
-def _rope(k_rope, table, q_rope, scales) -> tuple:
-    """Columns of k in a tensor of their own, their pages, the columns of q that meet them, and their scales."""
-    found = k_rope.shape, k_rope.stride(), k_rope.dtype
-    if table is not None:
-        strides = table.is_contiguous() or table.stride()
-        found += (table.shape, strides, table.data_ptr() % 16)
-    if q_rope is not None:
-        found += (q_rope.shape, q_rope.stride(), q_rope.dtype)
-    return found if scales is None else (*found, scales.shape, scales.stride())
-
-
-def _new(k, v, offsets, cu_seqlens_q) -> tuple:
-    """The shapes and strides of rows to append, and whether they are those of the queries."""
-    size = None if offsets is None else offsets.numel()
-    return k.shape, k.stride(), v.stride(), k.dtype, size, offsets is cu_seqlens_q

@@ -1,93 +1,46 @@
 """What a call asks for, checked or not: where sequences lie, which options hold.
 
-Where             tensors of lengths and pages, and the layouts that follow from them
-CallTensors       the tensors of a call as the public functions pass them on, unchecked
-Numbers, Choices  its options, likewise
+Where             the tensors of a call, checked, and what else says where sequences lie
+Numbers, Choices  its options as the public functions pass them on, unchecked; its tensors are operands.CallTensors
 Options           the same, checked (options.py)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from cute_fa4.masks import BoundMask
+from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
-
-# Tensors that say where sequences lie, by name; the last two are about rows of a cache.
-TENSORS = (
-    *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table"),
-    *("cache_batch_idx", "cache_leftpad"),
-)
-
-
-class CallTensors(NamedTuple):
-    """What a call reads and writes, unchecked; k and v may be those of a cache. None: not given.
-
-    lengths  those of TENSORS, in their order
-    aux      aux_tensors, which score_mod and mask_mod read
-    new      rows to append to k, those to append to v, their offsets
-    scales   those of scales.NAMES
-    rope     those of rope.NAMES
-    """
-
-    q: object
-    k: object
-    v: object
-    out: object
-    lengths: tuple | None = None
-    sink: object = None
-    aux: object = None
-    new: tuple | None = None
-    scales: tuple | None = None
-    rope: tuple | None = None
-
-
-# Of a tuple of all of them: half of the time that the class takes, of which a repeated call has few microseconds.
-call_tensors = partial(tuple.__new__, CallTensors)
-
-
-def in_order(**given) -> tuple:
-    """Of some of TENSORS by name all, as repeat.attend takes them; None: not given."""
-    return tuple(map(given.get, TENSORS))
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where sequences lie and how long they are: int32 tensors on the device of q, or None."""
+    """Where sequences lie and how long they are: lengths and pages of `tensors`, whose other fields do not count."""
 
-    cu_seqlens_q: torch.Tensor | None = None
-    cu_seqlens_k: torch.Tensor | None = None
-    seqused_q: torch.Tensor | None = None
-    seqused_k: torch.Tensor | None = None
-    key_limit: torch.Tensor | None = None
-    page_table: torch.Tensor | None = None
-    cache_batch_idx: torch.Tensor | None = None
-    cache_leftpad: torch.Tensor | None = None
+    tensors: CallTensors = CallTensors()
     excludes_new: bool = False  # seqused_k does not count the queries
     max_seqlen_q: int = 0  # of packed queries
     max_seqlen_k: int = 0  # at least the longest sequence of keys; 0: not known
 
-    @property
-    def tensors(self) -> tuple:
-        """In the order of TENSORS."""
-        return tuple(getattr(self, name) for name in TENSORS)
+    def replaced(self, **lengths) -> Where:
+        """The same with other tensors of lengths and pages."""
+        return replace(self, tensors=self.tensors._replace(**lengths))
 
     @property
     def q_layout(self) -> str:
-        return "dense" if self.cu_seqlens_q is None else "packed"
+        return self.tensors.q_layout
 
     @property
     def kv_layout(self) -> str:
-        if self.page_table is not None:
-            return "paged"
-        return "dense" if self.cu_seqlens_k is None else "packed"
+        return self.tensors.kv_layout
 
     def batch(self, q: torch.Tensor) -> int:
-        return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+        return self.tensors._replace(q=q).batch
 
     def rows(self, q: torch.Tensor) -> int:
         """Queries of all sequences, if each had as many as the longest may have."""
@@ -95,17 +48,17 @@ class Where:
 
     def seqlen_q(self, q: torch.Tensor) -> int:
         """Queries of the longest sequence."""
-        return q.shape[1] if self.cu_seqlens_q is None else self.max_seqlen_q
+        return q.shape[1] if self.q_layout == "dense" else self.max_seqlen_q
 
 
 class Numbers(NamedTuple):
     """Options that are numbers or None, unchecked, in the order in which the public functions pass them on."""
 
-    softmax_scale: object
-    causal: object
-    softcap: object
-    max_seqlen_q: object
-    max_seqlen_k: object
+    softmax_scale: object = None
+    causal: object = False
+    softcap: object = 0.0
+    max_seqlen_q: object = None
+    max_seqlen_k: object = None
 
 
 class Choices(NamedTuple):
@@ -115,25 +68,34 @@ class Choices(NamedTuple):
     latent      v is the first columns of k (multi-head latent attention)
     """
 
-    mask: object
-    num_splits: object
-    tokens_per_split: object
-    pack_gqa: object
-    score_mod: object
-    mask_mod: object
-    block_sparse_tensors: object
-    kv_layout: object
-    seqused_k_excludes_new: bool
-    return_lse: bool
+    mask: object = None
+    num_splits: object = 1
+    tokens_per_split: object = None
+    pack_gqa: object = None
+    score_mod: object = None
+    mask_mod: object = None
+    block_sparse_tensors: object = None
+    kv_layout: object = "NHD"
+    seqused_k_excludes_new: bool = False
+    return_lse: bool = False
     in_float32: bool = False
     latent: bool = False
+
+
+def asked_of(options: Mapping[str, object]) -> tuple:
+    """window_size, Numbers and Choices as plain tuples, from options by name, of which any may be missing."""
+    numbers, choices = (
+        tuple(options.get(name, default) for name, default in group._field_defaults.items())
+        for group in (Numbers, Choices)
+    )
+    return options.get("window_size", (None, None)), numbers, choices
 
 
 @dataclass(frozen=True)
 class Options:
     """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod.
 
-    scales: of scales.NAMES, each a tensor or None; None: there are none
+    scales: a scales.Scales; None: there are none
     rope: a rope.Rope, columns of k in a tensor of their own; None: k has all
     """
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.append import Appended, prepare_append
+from cute_fa4.calls.append import prepare_append
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
+from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.append.config import AppendConfig
 
 QUERIES = (5, 3)  # new rows of the two sequences
@@ -51,9 +52,18 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     picked = None
     if config.cache_batch_idx:
         picked = torch.tensor(order, dtype=torch.int32, device=device)
-    appended = Appended(*map(new_rows, rows), *caches, lengths, offsets, given, picked)
-    append = prepare_append(appended, 2)
-    append(*caches, lengths, given, (*map(new_rows, rows), offsets), picked)
+    new_k, new_v = map(new_rows, rows)
+    tensors = CallTensors(
+        *(None, *caches),
+        seqused_k=lengths,
+        page_table=given,
+        cache_batch_idx=picked,
+        new_k=new_k,
+        new_v=new_v,
+        cu_seqlens_k_new=offsets,
+    )
+    append = prepare_append(tensors, 2)
+    append(tensors)
     wrong = sum(
         (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)
     )

@@ -177,31 +177,17 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
 
 def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
     """flash_attn_varlen_func, or flash_attn_with_kvcache if the call has rows of a cache."""
-    from cute_fa4.calls.operands.scales import NAMES
     from cute_fa4.calls.prepare import prepare_attention
     from cute_fa4.calls.repeat import attend
-    from cute_fa4.calls.request import CallTensors
+    from cute_fa4.calls.request import asked_of
     from cute_fa4.interface import flash_attn_varlen_func
+    from cute_fa4.operands import tensors_of
 
     if cache_batch_idx is cache_leftpad is None:
         return flash_attn_varlen_func(**said)
-    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table")
-    lengths = (*map(said.get, names), cache_batch_idx, cache_leftpad)
-    choices = (
-        said["mask"], said["num_splits"], None, said["pack_gqa"], said["score_mod"], None, None, "NHD",
-        False, said["return_lse"],
-    )  # fmt: skip
-    scales = tuple(said.get(name) for name in NAMES)
-    tensors = CallTensors(
-        *map(said.get, "qkv"),
-        None,
-        lengths,
-        said.get("learnable_sink"),
-        said.get("aux_tensors"),
-        scales=scales if any(scale is not None for scale in scales) else None,
-    )
-    numbers = (None, False, 0.0, said.get("max_seqlen_q"), None)
-    return attend(prepare_attention, tensors, ((None, None), numbers, choices))
+    rows = dict(cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    off = dict(window_size=(None, None), causal=False, softcap=0.0)
+    return attend(prepare_attention, tensors_of(said | rows), asked_of(off | said))
 
 
 def _worst(difference: torch.Tensor) -> float:

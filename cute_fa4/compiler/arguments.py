@@ -7,6 +7,7 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 from __future__ import annotations
 
 from cute_fa4.dtypes import DTYPES, elements_in
+from cute_fa4.operands import LENGTHS, LENGTHS_OF_QUERIES, NAMES, OPERANDS
 from cute_fa4.scales import BLOCK, HEAD
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
@@ -34,10 +35,6 @@ def fake_arguments(config: FA4Config) -> dict:
     def values(sizes, depth, dtype=config.qkv_dtype):
         return _fake_rows(dtype, (*sizes, depth))
 
-    def lengths(wanted):
-        # (batch,) or (batch + 1,): a sum of symbols has no spelling, so the caller checks these.
-        return _fake("i32", (sym_int(),)) if wanted else None
-
     rows_o, lse = _results(config, rows_q, heads_q)
     return dict(
         mQ=values((*rows_q, heads_q), config.q_depth),
@@ -46,23 +43,13 @@ def fake_arguments(config: FA4Config) -> dict:
         mO=values(rows_o, config.ov_depth, config.o_dtype),
         mLSE=lse,
         softmax_scale=Float32(1.0),
-        cu_seqlens_q=lengths(packed_q),
-        cu_seqlens_k=lengths(config.kv_layout == "packed"),
-        seqused_q=lengths(config.seqused_q),
-        seqused_k=lengths(config.seqused_k),
-        key_limit=lengths(config.padded_keys),
-        page_table=_fake("i32", (sym_int(), sym_int())) if config.kv_layout == "paged" else None,
+        **_lengths(config),
         max_seqlen_q=Int32(1),
         mask_sizes=_mask_sizes(config),
         sink=_fake(config.sink_dtype, (heads_q,)) if config.sink else None,
         aux=_aux(config),
         split=_split(config),
-        in_cache=(
-            Int32(0),
-            *(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad)),
-        )
-        if config.seqused_k
-        else None,
+        in_cache=_in_cache(config) if config.seqused_k else None,
         descales=_descales(config),
         rope=_rope(config, keys, (*rows_q, heads_q)),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
@@ -77,6 +64,36 @@ def _mask_sizes(config: FA4Config | BackwardConfig) -> tuple | None:
 
 def _aux(config: FA4Config | BackwardConfig) -> tuple | None:
     return tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux) or None
+
+
+def _lengths(config: FA4Config) -> dict:
+    """Tensors of lengths and pages that are parameters of the launch, by name; None: the kernel has no such tensor."""
+    return {
+        name: _index_tensor(name) if _has(config, name) else None
+        for name in NAMES[LENGTHS]
+        if OPERANDS[name].within is None
+    }
+
+
+def _in_cache(config: FA4Config) -> tuple:
+    """What a call has for each query besides seqused_k, and those that say where its rows of a cache are."""
+    from cutlass import Int32
+
+    names = [name for name in NAMES[LENGTHS] if OPERANDS[name].within == "in_cache"]
+    return Int32(0), *(_index_tensor(name) for name in names if _has(config, name))
+
+
+def _has(config: FA4Config, name: str) -> bool:
+    """Whether the kernel has this tensor of lengths or pages."""
+    field, value = OPERANDS[name].config
+    return getattr(config, field) == value
+
+
+def _index_tensor(name: str):
+    """(batch,), (batch + 1,), (batch, pages): a sum of symbols has no spelling, so the caller checks sizes."""
+    from cutlass.cute import sym_int
+
+    return _fake("i32", tuple(sym_int() for _ in OPERANDS[name].axes))
 
 
 def _descales(config: FA4Config) -> tuple | None:
@@ -196,8 +213,12 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
         parts=_fake("i32", (sym_int(symbol="blocks"), 2)) if config.shared else None,
         out=_fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),
         lse=_fake("f32", of_lse) if config.write_lse else None,
-        cu_seqlens_q=_fake("i32", (sym_int(),)) if config.packed else None,
-        seqused_q=_fake("i32", (sym_int(),)) if config.seqused_q else None,
+        **{
+            name: _index_tensor(name) if given else None
+            for name, given in zip(
+                LENGTHS_OF_QUERIES, (config.packed, config.seqused_q), strict=True
+            )
+        },
         max_seqlen_q=Int32(1),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )

@@ -14,7 +14,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 # Code of the kernels, and how their host functions are compiled, called and linked.
 FOLDERS = ("sm100", "layouts", "tma", "compiler")
-OTHERS = ("aot/build.py", "aot/link.py", "aot/*.c", "aot/*.h", "emulator/ptx_only.py")
+OTHERS = (
+    "operands.py",
+    "aot/build.py",
+    "aot/link.py",
+    "aot/*.c",
+    "aot/*.h",
+    "emulator/ptx_only.py",
+)
 
 
 def kernel_sources(package: Path = PACKAGE) -> list[Path]:

@@ -24,9 +24,10 @@ from cute_fa4.calls.operands.tensors import (
 from cute_fa4.calls.prepare import checked as check_call
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import CallTensors, Choices, Numbers, Options, in_order
+from cute_fa4.calls.request import Choices, Numbers, Options
 from cute_fa4.calls.split_keys.merge import merge_into, merged
 from cute_fa4.distributed.geometry import Call
+from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 
@@ -45,14 +46,14 @@ class Kernel:
         target_of(q.device)
 
     def attention(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
-        lengths = longest = None
+        tensors, longest = CallTensors(q, k, v), None
         if call.ends is not None:
-            cu_seqlens_q, cu_seqlens_k, longest = offsets(call, q.device)
-            lengths = in_order(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+            of_q, of_k, longest = offsets(call, q.device)
+            tensors = tensors._replace(cu_seqlens_q=of_q, cu_seqlens_k=of_k)
         causal = call.is_causal
         window = (None, None) if causal else (call.band.left, call.band.right)
         return partial_attention(
-            *(q, k, v, lengths),
+            tensors,
             window=window,
             causal=causal,
             scale=scale,
@@ -70,27 +71,33 @@ class Kernel:
         """The checks of flash_attn_with_kvcache, including the contents of CPU tensors."""
         target_of(q.device)
         with names_of_caches():
-            check_call(
-                q, cache.k, cache.v, None, cu_seqlens_q=cache.cu_seqlens_q, cu_seqlens_k=None,
-                max_seqlen_q=cache.max_seqlen_q, max_seqlen_k=None, seqused_q=None, seqused_k=cache.lengths,
-                seqused_k_excludes_new=False, page_table=cache.page_table, kv_layout=cache.kv_layout, key_limit=None,
-            )  # fmt: skip
+            tensors = _with_cache(q, cache)
+            check_call(tensors, max_seqlen_q=cache.max_seqlen_q, kv_layout=cache.kv_layout)
 
     def decode(self, q, cache, options: Options, softcap: float) -> tuple:
         """Attention to the keys of a rank (decode.Cache)."""
-        lengths = in_order(
-            cu_seqlens_q=cache.cu_seqlens_q, seqused_k=cache.lengths, page_table=cache.page_table
-        )
+        tensors = _with_cache(q, cache)
+        if cache.masked:
+            tensors = tensors._replace(aux_tensors=[cache.place, cache.first])
         return partial_attention(
-            *(q, cache.k, cache.v, lengths),
+            tensors,
             scale=options.softmax_scale,
             softcap=softcap,
             max_seqlen_q=cache.max_seqlen_q,
             num_splits=options.num_splits,
             kv_layout=cache.kv_layout,
             mask_mod=SHOWN if cache.masked else None,
-            aux=[cache.place, cache.first] if cache.masked else None,
         )
+
+
+def _with_cache(q, cache) -> CallTensors:
+    """Queries over the keys of a rank."""
+    return CallTensors(
+        *(q, cache.k, cache.v),
+        cu_seqlens_q=cache.cu_seqlens_q,
+        seqused_k=cache.lengths,
+        page_table=cache.page_table,
+    )
 
 
 def _shown(batch, head, q_idx, kv_idx, aux):
@@ -106,10 +113,10 @@ SHOWN = ScoreMod.of(_shown)
 
 
 def partial_attention(
-    q, k, v, lengths, *, window=(None, None), causal=False, scale, softcap=0.0, max_seqlen_q=None,
-    num_splits=1, kv_layout="NHD", mask_mod=None, aux=None,
+    tensors: CallTensors, *, window=(None, None), causal=False, scale, softcap=0.0, max_seqlen_q=None,
+    num_splits=1, kv_layout="NHD", mask_mod=None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(out, lse), both float32, of a call of flash_attn_varlen_func; lengths: those of request.TENSORS."""
+    """(out, lse), both float32, of a call as flash_attn_varlen_func makes it."""
     numbers = Numbers(scale, causal, softcap, max_seqlen_q, None)
     choices = Choices(
         mask=None,
@@ -124,7 +131,6 @@ def partial_attention(
         return_lse=True,
         in_float32=True,
     )
-    tensors = CallTensors(q, k, v, None, lengths, aux=aux)
     return attend(prepare_attention, tensors, (window, tuple(numbers), tuple(choices)))
 
 

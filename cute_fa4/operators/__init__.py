@@ -16,7 +16,8 @@
 The public functions call these when something traces them (cute_fa4/calls/operands/tracing.py), and run directly
 otherwise:
 
-    library.py    schemas, and what an operator does on CPU and CUDA tensors: they call the public functions
+    schemas.py    schemas, from the table of a call's tensors
+    library.py    what an operator does on CPU and CUDA tensors: as the public functions
     fakes.py      what it returns for tensors without data, and what it refuses there
     routes.py     the arguments of a public function -> those of its operator
     spelling.py   masks and score functions as strings, which is what a schema can hold

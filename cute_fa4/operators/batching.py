@@ -12,12 +12,16 @@ from collections.abc import Callable
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from cute_fa4.calls.operands.scales import NAMES
+from cute_fa4.operands import NAMES, SCALES
+from cute_fa4.operators.schemas import names_of
 from cute_fa4.sm100.blueprint.score_mods import THEN
 
 _unwrap = torch._C._functorch._unwrap_batched
 _wrap = torch._C._functorch._add_batch_dim
 _THIS_VMAP = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+
+# Tensors of dense calls whose first dimension is the batch.
+_FOLDED = ("q", "k", "v", "out", "key_limit", "k_rope", "q_rope")
 
 # Functions that see scores, positions and heads alone; what aux tensors hold goes by the sequence.
 SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
@@ -76,14 +80,13 @@ def _unwrapped(call: dict, level: int) -> tuple[dict, set]:
 
 
 def _folds(call: dict, batched: set) -> bool:
-    names = {"q", "k", "v", "out", "key_limit", "k_rope", "q_rope"}
-    dense = not {"cu_seqlens_q", "cache_seqlens", "latent_cache"} & set(call)
+    dense = set(names_of("dense")) >= set(call) - {*names_of("all"), "out", "workspace"}
     parts = [part for name in ("score_mod", "mask_mod") for part in call[name].split(THEN) if part]
-    scales = any(call.get(name) is not None for name in (*NAMES, "k_rope_descale"))
+    scales = any(call.get(name) is not None for name in (*NAMES[SCALES], "k_rope_descale"))
     return (
         dense
         and not scales
-        and batched <= names
+        and batched <= set(_FOLDED)
         and not call["aux_tensors"]
         and all(part.startswith(SAME_FOR_ALL_SEQUENCES) for part in parts)
         and ("out" not in call or _is_foldable(call["out"]))
@@ -97,7 +100,7 @@ def _is_foldable(out: torch.Tensor) -> bool:
 
 def _folded(operator, call: dict, batched: set, examples: int):
     folded = dict(call)
-    for name in ("q", "k", "v", "out", "key_limit", "k_rope", "q_rope"):
+    for name in _FOLDED:
         tensor = call.get(name)
         if tensor is None:
             continue

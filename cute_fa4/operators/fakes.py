@@ -13,29 +13,28 @@ from collections.abc import Callable
 import torch
 
 from cute_fa4.calls import append, attention, latent, prepare
-from cute_fa4.calls.operands.lengths import check_lengths
-from cute_fa4.calls.operands.rope import checked_rope, depths_of, of_arguments
-from cute_fa4.calls.operands.scales import NAMES, checked_scales
+from cute_fa4.calls.operands.rope import checked_rope
+from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.calls.operands.strides import views_for_descriptors
-from cute_fa4.calls.operands.tensors import check, check_tensors
+from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.options import check_aux, resolve
-from cute_fa4.calls.request import CallTensors, Where
+from cute_fa4.calls.request import Where
 from cute_fa4.calls.split_keys.workspace import check_workspace
+from cute_fa4.operands import NAMES, NEW, ROWS, CallTensors, tensors_of
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS
 from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 
-def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
+def results(check: Callable, arguments: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of a call, of which `check` raises what it refuses."""
-    workspace = arguments.pop("workspace", None)
-    plain = _in_numbers(arguments | {"workspace": workspace})
+    plain = _in_numbers({"workspace": None, **arguments})
     if plain is not None:
         memory = plain.pop("workspace")
         if memory is not None:
             in_graph(check_workspace, workspace=memory, arguments=plain)
-        in_graph(check, **plain)
+        in_graph(check, call=plain)
     q, out = arguments["q"], arguments.get("out")
     if out is None:
         out = new_out(arguments)
@@ -61,85 +60,78 @@ def _depth_of_values(arguments: dict) -> int:
 # --- what each function refuses
 
 
-def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
-    rope = of_arguments(options)
-    check(q, k, v, out, in_rope=depths_of(rope, q, k))
-    where = Where(key_limit=key_limit)
-    check_lengths(q, k, where)
-    options["rope"] = checked_rope(rope, q, k, where, contents=False)
-    _check_kernel(q, k, v, out, where, return_lse, options)
+def check_dense(call: dict) -> None:
+    _check(tensors_of(call), call)
 
 
-def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None:
-    options = {name: rest.pop(name) for name in _OPTIONS}
-    heads_first = rest.pop("heads_first", rest.get("kv_layout") == "HND")
-    if max_seqlen_q is None and rest.get("cu_seqlens_q") is not None:
-        max_seqlen_q = q.shape[0]  # the real call reads it from the contents
-    rope = of_arguments(rest)
-    k, v, where = prepare.checked(
-        q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, rope=rope, **rest
-    )
-    options["rope"] = checked_rope(rope, q, k, where, contents=False)
-    options["latent"] = rest.get("latent", False)
-    _check_kernel(q, k, v, out, where, return_lse, options, heads_first)
+def check_varlen(call: dict) -> None:
+    _check(tensors_of(call), call)
 
 
-def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) -> None:
-    table, cu_seqlens_q = rest["page_table"], rest["cu_seqlens_q"]
-    heads_first = rest["kv_layout"] == "HND"
-    if table is not None:
-        k_cache, v_cache = prepare.pages_rows_first(
-            *(k_cache, v_cache, rest["kv_layout"], ("k_cache", "v_cache"))
-        )
-        rest["kv_layout"] = "NHD"
+def check_append(call: dict) -> None:
+    given = tensors_of(call, cached=True)
+    heads_first, tensors = call["kv_layout"] == "HND", given
+    if given.page_table is not None:
+        caches = given.k, given.v, call["kv_layout"], ("k_cache", "v_cache")
+        k, v = prepare.pages_rows_first(*caches)
+        tensors, call = given._replace(k=k, v=v), call | {"kv_layout": "NHD"}
     with append.names_of_caches():
-        check_tensors(q, k_cache, v_cache, out)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    append.cache_lengths(cache_seqlens, batch, q.device)
-    offsets = rest.pop("cu_seqlens_k_new")
-    batch_idx = rest["cache_batch_idx"]
-    lengths = (cu_seqlens_q, None, None, cache_seqlens, rest["key_limit"], table)
-    lengths += (batch_idx, rest["cache_leftpad"])
-    scales = tuple(rest.get(name) for name in NAMES)
-    others = rest["learnable_sink"], rest["aux_tensors"], (k, v, offsets), scales
-    checked = checked_scales(scales, q, k_cache, batch, heads_first)
-    written = append.written_scales(k, k_cache, checked)
-    append.check_written(CallTensors(q, k_cache, v_cache, out, lengths, *others), written)
-    appended = append.Appended(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch_idx)
-    append.check_append(appended, batch, contents=False)
-    rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
-    rest["heads_first"] = heads_first
+        check_tensors(*tensors.of(ROWS))
+    append.cache_lengths(tensors.seqused_k, tensors.batch, tensors.q.device)
+    scales = checked_scales(tensors, tensors.batch, heads_first)
+    append.check_written(tensors, append.written_scales(tensors, scales))
+    append.check_append(tensors, tensors.batch, contents=False)
     with append.names_of_caches():
-        check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
+        _check(tensors._replace(**dict.fromkeys(NAMES[NEW])), call, heads_first=heads_first)
 
 
-def check_latent(q, latent_cache, page_table, seqused_k, *, out=None, **rest) -> None:
-    given = dict(page_table=page_table, seqused_k=seqused_k, max_seqlen_q=None, latent=True)
-    given |= dict(kv_layout="NHD", seqused_k_excludes_new=False)
+def check_latent(call: dict) -> None:
     with latent.names():
-        check_varlen(q, latent_cache, latent.values_of(latent_cache), out=out, **given, **rest)
+        _check(latent.latent_tensors(call), call, latent=True)
 
 
+# Options that the checks of tensors take, and those that resolve takes.
+_OF_TENSORS = ("max_seqlen_k", "seqused_k_excludes_new", "kv_layout")
 _OPTIONS = (
-    "softmax_scale", "mask", "mask_sizes", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors",
-    "num_splits", "tokens_per_split", "q_descale", "k_descale", "v_descale",
-    "o_scale",
+    "softmax_scale", "pack_gqa", "aux_tensors", "num_splits", "tokens_per_split", "learnable_sink",
 )  # fmt: skip
 
 
-def _check_kernel(
-    q, k, v, out, where, return_lse, options: dict, heads_first: bool = False
+def _check(
+    tensors: CallTensors, call: dict, latent: bool = False, heads_first: bool | None = None
 ) -> None:
-    """Options, strides and the configuration; the architectures have the same limits."""
-    mask = mask_of(options.pop("mask"), tuple(options.pop("mask_sizes")))
-    for name in ("score_mod", "mask_mod"):
-        options[name] = function_of(name, options[name])
-    scales = tuple(options.pop(name, None) for name in NAMES)
-    scales = checked_scales(scales, q, k, where.batch(q), heads_first)
-    resolved = resolve(q, mask=mask, scales=scales, **options)
-    check_aux(resolved, where.batch(q), q.shape[-2], q.shape[:-2].numel())
+    """Tensors, options, strides and the configuration; the architectures have the same limits.
+
+    heads_first: the caller has the rows of a page behind the heads, and they are first here; None: as kv_layout says
+    """
+    longest = call.get("max_seqlen_q")
+    if longest is None and tensors.q_layout == "packed":
+        longest = tensors.q.shape[0]  # the real call reads it from the contents
+    of_tensors = {name: call[name] for name in _OF_TENSORS if name in call}
+    where = prepare.checked(
+        tensors, max_seqlen_q=longest, contents=False, latent=latent, **of_tensors
+    )
+    if heads_first is None:
+        heads_first = call.get("kv_layout") == "HND"
+    _check_kernel(where, call, latent, heads_first)
+
+
+def _check_kernel(where: Where, call: dict, latent: bool, heads_first: bool) -> None:
+    tensors = where.tensors
+    q, k, v, out = tensors.of(ROWS)
+    rope = checked_rope(tensors, where, contents=False)
+    resolved = resolve(
+        q,
+        mask=mask_of(call["mask"], tuple(call["mask_sizes"])),
+        **{name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")},
+        **{name: call[name] for name in _OPTIONS},
+        scales=checked_scales(tensors, tensors.batch, heads_first),
+        rope=rope,
+        latent=latent,
+    )
+    check_aux(resolved, tensors.batch, q.shape[-2], q.shape[:-2].numel())
     attention.check_out_apart(out, where, resolved)
-    if 0 in (q.numel(), k.numel(), where.batch(q)):
+    if 0 in (q.numel(), k.numel(), tensors.batch):
         return
     given_out = out
     if out is None:
@@ -147,7 +139,8 @@ def _check_kernel(
         out = _StandIn(q, shape, torch.empty(shape, device="meta").stride(), 0)
     *_, rows_per_page = views_for_descriptors(q, k, v, out, where)
     target = Target("cuda", EMULATED_ARCH)
-    attention.config_of(q, k, v, given_out, where, resolved, rows_per_page, return_lse, target)
+    lse = call["return_lse"]
+    attention.config_of(q, k, v, given_out, where, resolved, rows_per_page, lse, target)
 
 
 # --- tensors without data

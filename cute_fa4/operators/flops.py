@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cute_fa4.calls.latent import values_of
+from cute_fa4.operands import LENGTHS_OF_QUERIES
 
 
 def register(operators: dict[str, torch._ops.OpOverload]) -> None:
@@ -55,9 +56,10 @@ def count(*, q, k=None, v=None, **call) -> int:
 
 def _queries(q, call: dict) -> list[int]:
     """Queries of each sequence."""
-    packed = _lengths(call.get("cu_seqlens_q"), call.get("max_seqlen_q"), q.shape[0])
+    offsets, used = map(call.get, LENGTHS_OF_QUERIES)
+    packed = _lengths(offsets, call.get("max_seqlen_q"), q.shape[0])
     rows = [q.shape[1]] * q.shape[0] if packed is None else packed
-    return _used(call.get("seqused_q"), rows)
+    return _used(used, rows)
 
 
 def _keys(k, batch: int, call: dict) -> list[int]:

@@ -15,12 +15,13 @@ from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
 from cute_fa4.calls import queries
 from cute_fa4.calls.latent import check_latent_tensors
-from cute_fa4.calls.operands import rope as rope_tensors
 from cute_fa4.calls.operands.tensors import check_tensors, unbuilt_parameters
 from cute_fa4.calls.options import resolve
+from cute_fa4.operands import NAMES, OFFSETS_OF_QUERIES, SCALES
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
 from cute_fa4.operators.refusals import tell_dynamo
+from cute_fa4.operators.schemas import names_of
 from cute_fa4.operators.spelling import is_known, spell_mask
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, remember
 
@@ -30,16 +31,10 @@ _OPTIONS = (
     "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
     "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split",
 )  # fmt: skip
-_SCALES = ("q_descale", "k_descale", "v_descale", "o_scale")
-_WHERE = (
-    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
-    "kv_layout", "key_limit",
-)  # fmt: skip
-_ROPE = rope_tensors.NAMES
-_WHERE_IN_CACHE = (
-    "cu_seqlens_q", "page_table", "kv_layout", "key_limit", "cache_batch_idx", "cache_leftpad",
-)  # fmt: skip
+_SCALES = NAMES[SCALES]
 _UNBUILT_OF_CACHE = ("rotary_cos", "rotary_sin", "qv")
+# Of each operator, the arguments that only it has.
+_DENSE, _VARLEN, _APPEND = map(names_of, ("dense", "varlen", "append"))
 
 
 def dense(function, given: dict):
@@ -47,10 +42,8 @@ def dense(function, given: dict):
     outside = _outside(given)
     if outside is not None:
         return outside(function, given)
-    tensors = _named(given, ("q", "k", "v"))
-    rest = "key_limit", "k_rope", "q_rope", "k_rope_descale"
-    call = _options(given, differentiable=True) | _named(given, rest)
-    return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given)
+    call = _named(given, _DENSE) | _options(given, differentiable=True)
+    return _call(_ops.flash_attn, _ops.flash_attn_out, call, given)
 
 
 def varlen(function, given: dict):
@@ -59,8 +52,7 @@ def varlen(function, given: dict):
     if outside is not None:
         return outside(function, given)
     given = _without_aliases(given)
-    call = _named(given, ("q", "k", "v")) | _options(given, differentiable=True)
-    call |= _named(given, _WHERE + _ROPE)
+    call = _named(given, _VARLEN) | _options(given, differentiable=True)
     for name in ("max_seqlen_q", "max_seqlen_k"):
         call[name] = _length(name, given[name])
     return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
@@ -76,18 +68,17 @@ def kvcache(function, given: dict):
     required = ("k", "v", "cache_seqlens", "cu_seqlens_k_new", "page_table")
     caches.check_given(**_named(given, required))
     cache = {"k": given["k_cache"], "v": given["v_cache"]}
-    call = {"q": given["q"]} | _options(given | cache) | _named(given, _WHERE_IN_CACHE)
-    call["max_seqlen_q"] = _length("max_seqlen_q", given["max_seqlen_q"])
+    options = _options(given | cache)
+    options["max_seqlen_q"] = _length("max_seqlen_q", given["max_seqlen_q"])
     held = given["cache_seqlens"]
     picked = not (given["cache_batch_idx"] is given["cache_leftpad"] is None)
     if picked and held is given["k"] is given["page_table"] is None:
         held = caches.rows_of_cache(given["k_cache"])
-    lengths = _lengths(held, given["q"], given["cu_seqlens_q"])
+    lengths = _lengths(held, given)
     if given["k"] is None:
-        call |= cache | {"seqused_k": lengths}
+        call = _named(given, _VARLEN) | options | cache | {"seqused_k": lengths}
         return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
-    call |= _named(given, ("k", "v", "k_cache", "v_cache", "cu_seqlens_k_new"))
-    call["cache_seqlens"] = lengths
+    call = _named(given, _APPEND) | options | {"cache_seqlens": lengths}
     if caches.brings_scales(given["k"], given["k_cache"], given["k_descale"], given["v_descale"]):
         operators = _ops.flash_attn_append_scales, _ops.flash_attn_append_scales_out
     else:
@@ -101,13 +92,8 @@ def latent(given: dict):
     cache, table = given["k_cache"], given["block_table"]
     q, lengths = given["q"], given["cache_seqlens"]
     check_latent_tensors(q, cache, table, lengths, given["out"])
-    # by position: Dynamo of PyTorch 2.8 takes every zip() as a strict one
-    scales = {_SCALES[at]: scale for at, scale in enumerate(given.pop("scales") or ())}
     options = (
-        dict.fromkeys(none)
-        | scales
-        | given
-        | dict(window_size=(None, None), softcap=0.0, return_lse=True)
+        dict.fromkeys(none) | given | dict(window_size=(None, None), softcap=0.0, return_lse=True)
     )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
@@ -177,7 +163,8 @@ def _outside(given: dict):
 
 
 def _named(given: dict, names) -> dict:
-    return {name: given[name] for name in names}
+    """Those that the function has."""
+    return {name: given[name] for name in names if name in given}
 
 
 def _without_aliases(given: dict) -> dict:
@@ -229,8 +216,9 @@ def _length(name: str, value):
     return value if plain else ragged.check_length(name, value)
 
 
-def _lengths(cache_seqlens, q: torch.Tensor, cu_seqlens_q) -> torch.Tensor | None:
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+def _lengths(cache_seqlens, given: dict) -> torch.Tensor | None:
+    q, offsets = given["q"], given[OFFSETS_OF_QUERIES]
+    batch = q.shape[0] if offsets is None else offsets.shape[0] - 1
     if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
         return caches.cache_lengths(cache_seqlens, batch, q.device)
     length = _length("cache_seqlens", cache_seqlens)

@@ -21,18 +21,23 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from cute_fa4.operands import NAMES, OF_BATCH, OFFSETS, OPERANDS, SCALES
 from cute_fa4.operators.batching import SAME_FOR_ALL_SEQUENCES
 from cute_fa4.sm100.blueprint.score_mods import THEN
 
 _MODULE = "torch.distributed.tensor"
 # Functions that see scores alone; alibi's slopes go by the head.
 _SAME_FOR_ALL_HEADS = ("soft_cap(",)
-_SCALES = ("q_descale", "k_descale", "v_descale", "o_scale", "k_rope_descale")
+_SCALES = (*NAMES[SCALES], "k_rope_descale")
 _OF_A_RANK = "workspace"  # each rank may give memory of its own, a plain tensor
-_OF_SEQUENCES = (
-    "page_table", "k_rope_page_table", "seqused_q", "seqused_k", "cache_seqlens", "key_limit", "cache_batch_idx",
-    "cache_leftpad",
-)  # fmt: skip
+_OF_SEQUENCES = {
+    name
+    for row in OPERANDS.values()
+    if row.axes[:1] == OF_BATCH
+    for name in (row.name, row.cached)
+    if name
+}
+_OFFSETS = [row.name for row in OPERANDS.values() if row.axes == OFFSETS]
 
 # Rules that torch does not know yet, because torch.distributed.tensor has not been imported.
 _waiting: list[tuple[torch._ops.OpOverload, Callable]] = []
@@ -270,8 +275,7 @@ def _forbidden(call: dict) -> set[str]:
         forbidden.add("heads")
     if not all(part.startswith(SAME_FOR_ALL_SEQUENCES) for part in functions):
         forbidden.add("batch")
-    offsets = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new")
-    if call["q"].dim() == 3 or any(call.get(name) is not None for name in offsets):
+    if call["q"].dim() == 3 or any(call.get(name) is not None for name in _OFFSETS):
         forbidden.add("batch")
     shares_rows = call.get("page_table") is not None or call.get("cache_batch_idx") is not None
     if (

@@ -14,6 +14,7 @@ from cute_fa4.calls import launch
 from cute_fa4.commands import trials
 from cute_fa4.compiler import functions
 from cute_fa4.emulator.host.driver_api import DEFAULT
+from cute_fa4.operands import CallTensors
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 from cute_fa4.sm100.backward.config import BackwardConfig
 
@@ -290,14 +291,12 @@ def test_a_page_shared_by_sequences_that_append_is_a_race(exported, nothing_load
     q, k, v = (torch.randn(3, 1, 1, 64, dtype=torch.bfloat16) for _ in "qkv")
     k_cache, v_cache = torch.zeros(2, 4, 16, 1, 64, dtype=torch.bfloat16)
     lengths, table = torch.full((3,), 5, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
-    appended = appending.Appended(k, v, k_cache, v_cache, lengths, None, table)
-    append = appending.prepare_append(appended, 3)
+    caches = CallTensors(None, k_cache, v_cache, seqused_k=lengths, page_table=table)
+    tensors = caches._replace(new_k=k, new_v=v)
+    append = appending.prepare_append(tensors, 3)
     with warnings.catch_warnings(), pytest.raises(emulator.RaceError):
         warnings.simplefilter("ignore", EmulatorWarning)
-        append(
-            *(k_cache, v_cache, torch.full((3,), 5, dtype=torch.int32)),
-            *(torch.zeros(3, 1, dtype=torch.int32), (k, v, None), None),
-        )
+        append(tensors)
 
 
 def test_the_warning_and_the_report_of_a_run_say_the_level(exported, nothing_loaded, monkeypatch):

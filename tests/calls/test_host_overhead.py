@@ -201,26 +201,27 @@ DECODE = dict(
     page_table=int32([0, 1, 2, 3, 4, 5, 0, 0]).view(2, 4),
 )
 # Operators of torch: what is returned is allocated, and nothing else happens.
-# Functions of the package, which each take a twentieth of a microsecond: the public one, again, the recognition and its
-# two parts, the plan's conditions, the plan, the allocation of out; an append has conditions and a call.
+# Functions of the package, which each take a twentieth of a microsecond: the public one and what it calls with its
+# arguments gathered, again, the recognition and its parts, the plan's conditions, the plan, its views, its launch, the
+# allocation of out; an append has conditions and a call.
 ASKED = {
-    "dense": (flash_attn_func, DENSE, ["aten::empty_like"], 8),
+    "dense": (flash_attn_func, DENSE, ["aten::empty_like"], 10),
     "dense, lse": (
         flash_attn_func,
         DENSE | dict(return_lse=True),
         ["aten::empty_like", "aten::empty_strided"],
-        8,
+        10,
     ),
-    "dense, out": (flash_attn_func, DENSE | dict(out=torch.zeros_like(Q)), [], 7),
-    "paged decode": (flash_attn_varlen_func, DECODE, ["aten::empty_like"], 8),
+    "dense, out": (flash_attn_func, DENSE | dict(out=torch.zeros_like(Q)), [], 10),
+    "paged decode": (flash_attn_varlen_func, DECODE, ["aten::empty_like"], 12),
     "append": (
         flash_attn_with_kvcache,
         APPEND | dict(v=APPEND["v"].clone()),
         ["aten::empty_like"],
-        11,
+        12,
     ),
-    # k is v: by its key, with is_traced, the refusals of the public function and the parts of a key.
-    "append, by its key": (flash_attn_with_kvcache, APPEND, ["aten::empty_like"], 14),
+    # k is v: by its key, with is_traced, the refusals of the public function, a step of a loop for each tensor.
+    "append, by its key": (flash_attn_with_kvcache, APPEND, ["aten::empty_like"], 36),
 }
 
 

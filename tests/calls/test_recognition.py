@@ -7,7 +7,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_fa4.calls import recognition
 from cute_fa4.calls.recognition import recognition_of
-from cute_fa4.calls.request import CallTensors, in_order
+from cute_fa4.operands import NAMES, ROPE, SCALES, CallTensors
+from cute_fa4.operands import NEW as NEW_ROWS
 from tests.serving.batches import int32
 
 Q, K, V, OUT = (torch.zeros(2, 16, 4, 64, dtype=torch.bfloat16) for _ in range(4))
@@ -17,7 +18,7 @@ PLAIN = (
     (None, False, 0.0, None, None),
     (None, 1, None, None, None, None, None, "NHD", False, False),
 )
-ROPE = torch.zeros(2, 16, 64, dtype=torch.bfloat16)
+COLUMNS = torch.zeros(2, 16, 64, dtype=torch.bfloat16)
 NEW = tuple(torch.zeros(2, 1, 4, 64, dtype=torch.bfloat16) for _ in range(2))
 
 
@@ -35,10 +36,17 @@ def call(
     scales=None,
     rope=None,
 ):
-    lengths = None
-    if not (used is table is rows is None):
-        lengths = in_order(seqused_k=used, page_table=table, cache_batch_idx=rows)
-    return CallTensors(q, k, v, out, lengths, sink, aux, new, scales, rope)
+    return CallTensors(
+        *(q, k, v, out),
+        seqused_k=used,
+        page_table=table,
+        cache_batch_idx=rows,
+        learnable_sink=sink,
+        aux_tensors=aux,
+        **dict(zip(NAMES[NEW_ROWS], new or (), strict=False)),
+        **dict(zip(NAMES[SCALES], scales or (), strict=False)),
+        **dict(zip(NAMES[ROPE], rope or (), strict=False)),
+    )
 
 
 def asked(
@@ -55,8 +63,8 @@ GIVEN = {
     "pages, sink": call(used=LENGTHS, table=TABLE, sink=SINK),
     "append": call(used=LENGTHS, table=TABLE, new=(*NEW, None)),
     "rows of a cache": call(used=LENGTHS, table=TABLE, rows=int32([1, 0])),
-    "columns of k": call(rope=(ROPE, None)),
-    "columns of k in pages": call(rope=(ROPE, TABLE)),
+    "columns of k": call(rope=(COLUMNS, None)),
+    "columns of k in pages": call(rope=(COLUMNS, TABLE)),
 }
 
 

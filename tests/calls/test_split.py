@@ -13,6 +13,7 @@ from cute_fa4 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kv
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.calls.split_keys import split, workspace
+from cute_fa4.operands import CallTensors
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.calls.simulated_device import full_of_nan
@@ -288,10 +289,9 @@ def lengths_on_the_device(batch, pages, seqlen_q=1, heads=64, page=16):
     """What num_splits=0 makes of paged decode of `batch` sequences, a page table `pages` wide, from metadata alone."""
     q = torch.empty(batch, seqlen_q, heads, 128, dtype=torch.bfloat16, device="meta")
     k = torch.empty(1, page, 8, 128, dtype=torch.bfloat16, device="meta")
-    where = Where(
-        seqused_k=torch.empty(batch, dtype=torch.int32, device="meta"),
-        page_table=torch.empty(batch, pages, dtype=torch.int32, device="meta"),
-    )
+    lengths = torch.empty(batch, dtype=torch.int32, device="meta")
+    table = torch.empty(batch, pages, dtype=torch.int32, device="meta")
+    where = Where(CallTensors(seqused_k=lengths, page_table=table))
     config = choose_config(
         qkv_dtype="bf16", head_dim=128, group=heads // 8, pack_gqa=True, kv_layout="paged",
         page_size=page, seqused_k=True,
@@ -337,9 +337,8 @@ def test_rows_that_32_bits_do_not_hold_are_refused():
     """256 packed sequences of up to 2^17 queries and 64 heads: 2^31 rows to merge, one too many."""
     q = torch.empty(1 << 17, 64, 128, dtype=torch.bfloat16, device="meta")
     k = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
-    where = Where(
-        cu_seqlens_q=torch.empty(257, dtype=torch.int32, device="meta"), max_seqlen_q=1 << 17
-    )
+    offsets = torch.empty(257, dtype=torch.int32, device="meta")
+    where = Where(CallTensors(cu_seqlens_q=offsets), max_seqlen_q=1 << 17)
     config = choose_config(qkv_dtype="bf16", head_dim=128, group=8)
     with pytest.raises(
         ValueError, match=f"launch for {1 << 31}; accepted: at most {(1 << 31) - 1}"

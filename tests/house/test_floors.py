@@ -44,7 +44,7 @@ FLOORS = """
     cute_fa4.sm100.traced
     cute_fa4.sm100.operands cute_fa4.sm100.instructions
     cute_fa4.tma
-    cute_fa4.layouts
+    cute_fa4.layouts cute_fa4.operands
     cute_fa4.emulator
     cute_fa4.sm100
     cute_fa4.system cute_fa4.dtypes cute_fa4.scales

@@ -35,7 +35,7 @@ INTERNAL = {
     "cute_fa4/sm100/kernel.py": {"SM100Kernel.__call__": 21},
 }
 LONG_FILES = {
-    "cute_fa4/calls/append.py": 464,
+    "cute_fa4/calls/append.py": 453,
     "cute_fa4/calls/operands/tensors.py": 497,
     "cute_fa4/emulator/checks/memory.py": 528,
     "cute_fa4/emulator/checks/ordering.py": 491,
@@ -45,7 +45,7 @@ LONG_FILES = {
     "cute_fa4/emulator/instructions/tcgen05.py": 592,
     "cute_fa4/emulator/ptx/parser.py": 459,
     "cute_fa4/hopper/tcgen05.cu": 500,
-    "cute_fa4/interface.py": 608,
+    "cute_fa4/interface.py": 490,
     "cute_fa4/sm100/traced/expressions.py": 546,
     "tests/emulator/checks/planted_bugs.py": 641,
     "tests/emulator/test_bulk_copy.py": 562,

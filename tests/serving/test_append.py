@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning, flash_attn_with_kvcache
-from cute_fa4.calls.append import Appended, prepare_append
+from cute_fa4.calls.append import prepare_append
+from cute_fa4.operands import CallTensors
 from tests.serving.batches import CANARY, Batch, assert_agrees, int32, offsets
 
 HEADS, DEPTH = 3, 72  # three heads and nine 16-byte pieces of a row: no power of two anywhere
@@ -17,6 +18,17 @@ PAGE = 16
 # Rows already there and new ones: none new, an empty cache, across a page's edge, up to the last row.
 BEFORE, NEW = [5, 0, 15, 40, 33], [0, 7, 3, 8, 1]
 CAPACITY = 48
+
+
+def appended(k, v, k_cache, v_cache, before, first, table) -> CallTensors:
+    return CallTensors(
+        *(None, k_cache, v_cache),
+        seqused_k=before,
+        page_table=table,
+        new_k=k,
+        new_v=v,
+        cu_seqlens_k_new=first,
+    )
 
 
 def quiet(function, *arguments, **options):
@@ -59,8 +71,8 @@ def test_rows_land_behind_those_of_the_cache_and_nowhere_else(packed, layout):
             for i, row in enumerate(x):
                 row_of(cache, b, BEFORE[b] + i).copy_(row)
     before = int32(BEFORE)
-    append = prepare_append(Appended(k, v, *both, before, first, table), len(new))
-    quiet(append, *both, before, table, (k, v, first), None)
+    tensors = appended(k, v, *both, before, first, table)
+    quiet(prepare_append(tensors, len(new)), tensors)
     for cache, wanted in zip(both, expected, strict=True):
         assert torch.equal(cache, wanted)
 
@@ -75,8 +87,8 @@ def test_what_does_not_fit_is_dropped_where_the_host_cannot_see_it(monkeypatch):
         if packed:
             first[3], first[5] = 10_000, -3
         before = int32([-2, 0, 0, 2**31 - 2, CAPACITY - 1])
-        append = prepare_append(Appended(k, v, *both, before, first, table), 5)
-        quiet(append, *both, before, table, (k, v, first), None)
+        tensors = appended(k, v, *both, before, first, table)
+        quiet(prepare_append(tensors, 5), tensors)
         if not packed:
             # Rows 2 and 3 of sequence 0 would be at 0 and 1, but a negative length is no length. One row fits.
             wanted = torch.full_like(both[0], CANARY)

@@ -130,7 +130,7 @@ def is_kept(q, tokens_per_split=None, of_keys: bool = False, **lengths) -> bool:
     """The result of a call without q_quantize for 40 queries of four heads on two."""
     scale = torch.ones(3, 200, 2) if of_keys else torch.ones(3, 2)
     given = dict(tokens_per_split=tokens_per_split, k_descale=scale, **lengths)
-    return stay_wide(q, Asked(heads_kv=2, **given))
+    return stay_wide(q, Asked.of(2, given))
 
 
 def test_nobody_asks_and_a_row_depends_on_no_other_sequence(monkeypatch):

@@ -11,6 +11,7 @@ from cute_fa4 import emulator, flash_attn_varlen_func
 from cute_fa4.calls.attention import plan_attention
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
+from cute_fa4.operands import CallTensors
 from tests.serving.batches import (
     CANARY,
     Batch,
@@ -182,9 +183,10 @@ def test_a_batch_of_70000_sequences():
 
 def unchecked(q, k, v, out, **where):
     """Attention without the checks of contents; the emulator's bounds checks are on."""
-    where = Where(**where)
-    launch = plan_attention((q, k, v), q, k, v, out, where, resolve(q, causal=True), True)
-    return launch((q, k, v, out, where.tensors, None, (), None, None, None))
+    tensors = CallTensors(q, k, v, out, **where)
+    where = Where(tensors)
+    launch = plan_attention(tensors, q, k, v, out, where, resolve(q, causal=True), True)
+    return launch(tensors)
 
 
 BAD_OFFSETS = [

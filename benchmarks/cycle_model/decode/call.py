@@ -40,6 +40,7 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     from cute_fa4.calls.operands.scales import checked_scales
     from cute_fa4.calls.request import Options, Where
     from cute_fa4.calls.split_keys.split import Clustered, Shared, Split, split_of
+    from cute_fa4.operands import CallTensors
     from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, split_configs
     from cute_fa4.system.devices import target_of
 
@@ -56,15 +57,15 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     k = tensor(
         batch * pages, page, problem.heads_kv, problem.cache_columns, dtype=dtypes[problem.kv_dtype]
     )
-    where = Where(
-        seqused_k=tensor(batch, dtype=torch.int32),
-        page_table=tensor(batch, pages, dtype=torch.int32),
-    )
+    lengths, table = tensor(batch, dtype=torch.int32), tensor(batch, pages, dtype=torch.int32)
+    tensors = CallTensors(q, k, seqused_k=lengths, page_table=table)
+    where = Where(tensors)
     mask = masks.causal() if problem.seqlen_q > 1 else masks.window(None, None)
     scales = None
     if problem.latent and problem.dtype == "e4m3":
-        given = (*(tensor(1, dtype=torch.float32) for _ in "qkv"), None)
-        scales = checked_scales(given, q, k, batch)
+        one = tensor(1, dtype=torch.float32)
+        tensors = tensors._replace(q_descale=one, k_descale=one, v_descale=one)
+        scales = checked_scales(tensors, batch)
     options = Options(
         1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent,
         scales=scales,

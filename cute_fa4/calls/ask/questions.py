@@ -16,39 +16,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 
 import torch
 
 from cute_fa4.calls.append import (
-    cache_lengths,
     prepare_append_and_attention,
     refuse_unbuilt,
-    rows_of_cache,
-    sequences_of,
+    with_lengths_of_cache,
+    with_rows_of_cache,
 )
-from cute_fa4.calls.operands import rope as rope_tensors
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, ROPE_SPAN, check_tensors
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, ROPE_SPAN
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
-from cute_fa4.calls.request import CallTensors, in_order
+from cute_fa4.calls.request import asked_of
 from cute_fa4.compiler import policy
+from cute_fa4.operands import (
+    ALIASES,
+    ARGUMENTS,
+    LENGTHS,
+    NAMES,
+    OF_BATCH,
+    OFFSETS,
+    OFFSETS_OF_QUERIES,
+    OPERANDS,
+    ROPE,
+    SCALES,
+    tensors_of,
+)
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
 TORCH_DTYPE = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-# Parameters that say where sequences are stored: those of both functions, and those of only one.
-OF_BOTH = ("cu_seqlens_q", "page_table", "block_table", "kv_layout", "key_limit", "max_seqlen_q")
+_VARLEN, _APPEND = (tuple(ARGUMENTS[way].split()) for way in ("varlen", "append"))
+# Parameters that say where sequences are stored: those of only one function, and those of either.
 OF_CACHES = (
     *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
     *("rotary_cos", "rotary_sin", "qv"),
 )
-OF_ROPE = rope_tensors.NAMES
 OF_VARLEN = (
-    *("cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "max_seqlen_k"),
-    *OF_ROPE,
+    *(name for name in NAMES[LENGTHS] if name in _VARLEN and name not in _APPEND),
+    *("seqused_k_excludes_new", "max_seqlen_k"),
+    *NAMES[ROPE],
 )
-OF_LENGTHS = frozenset((*OF_BOTH, *OF_CACHES, *OF_VARLEN))
+OF_LENGTHS = frozenset((*_VARLEN, *_APPEND, *OF_CACHES, ALIASES["page_table"])) - {
+    *("q", "*", "k_cache", "v_cache")
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ def refusal_and_families(
     try:
         tensors = _Tensors(TORCH_DTYPE[dtype], depths, sizes, given)
         with asked_for(arch) as configs:
-            ask(tensors, **{name: tensors.of(name) for name in given})
+            ask(tensors, {name: tensors.of(name) for name in given})
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error), ()
     families = (c.schedule.family for c in configs if isinstance(c, FA4Config))
@@ -119,12 +131,11 @@ class _Tensors:
         self.batch = self._batch() if sizes.batch is None else sizes.batch
 
     def _batch(self) -> int:
-        for name in ("cache_seqlens", "seqused_k", "cache_batch_idx", "seqused_q", self.table):
-            if isinstance(self.given.get(name), torch.Tensor) and self.given[name].dim():
-                return self.given[name].shape[0]
-        for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new"):
-            if isinstance(self.given.get(name), torch.Tensor) and self.given[name].dim():
-                return max(self.given[name].shape[0] - 1, 0)
+        for axis, more in ((OF_BATCH[0], 0), (OFFSETS[0], 1)):
+            for name, axes in _AXES.items():
+                tensor = self.given.get(name) if axes[0] == axis else None
+                if isinstance(tensor, torch.Tensor) and tensor.dim():
+                    return max(tensor.shape[0] - more, 0)
         new = self.given.get("k")
         return new.shape[0] if isinstance(new, torch.Tensor) and new.dim() == 4 else 1
 
@@ -140,10 +151,10 @@ class _Tensors:
 
     def q(self) -> torch.Tensor:
         columns = self.depth_qk - (self.rope_depth if "q_rope" in self.given else 0)
-        return self._rows("cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, columns)
+        return self._rows(OFFSETS_OF_QUERIES, self.sizes.seqlen_q, self.heads_q, columns)
 
     def q_rope(self) -> torch.Tensor:
-        of_rows = "cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, self.rope_depth
+        of_rows = OFFSETS_OF_QUERIES, self.sizes.seqlen_q, self.heads_q, self.rope_depth
         return self._rows(*of_rows, dtype=self.of_rope)
 
     @property
@@ -197,20 +208,25 @@ class _Tensors:
         return self.empty(*shape, dtype=torch.int32)
 
 
-def _lengths(more: int = 0) -> Callable:
-    return lambda tensors: tensors.numbers(tensors.batch + more)
+# Axes of the index tensors, by each name that a parameter has.
+_AXES = {
+    name: row.axes
+    for row in OPERANDS.values()
+    for name in (row.name, row.cached, ALIASES.get(row.name))
+    if row.axes and name is not None
+}
+
+
+def _numbers(axes: tuple) -> Callable:
+    def of(tensors: _Tensors) -> torch.Tensor:
+        sizes = {"batch": tensors.batch, "batch + 1": tensors.batch + 1, "pages": tensors.pages()}
+        return tensors.numbers(*map(sizes.__getitem__, axes))
+
+    return of
 
 
 _OPEN: dict[str, Callable] = {
-    **{
-        name: _lengths()
-        for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "seqused_q", "seqused_k", "key_limit")
-    },
-    **{name: _lengths(1) for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new")},
-    **{
-        name: lambda tensors: tensors.numbers(tensors.batch, tensors.pages())
-        for name in ("page_table", "block_table", "k_rope_page_table")
-    },
+    **{name: _numbers(axes) for name, axes in _AXES.items()},
     "k_rope": lambda tensors: tensors.rope(),
     "q_rope": lambda tensors: tensors.q_rope(),
     "k": lambda tensors: tensors.new_rows(tensors.depth_qk),
@@ -230,115 +246,53 @@ def _without_data(value):
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _common(
-    *,
-    softmax_scale=None,
-    causal=False,
-    window_size=(None, None),
-    mask=None,
-    learnable_sink=None,
-    s_aux=None,
-    softcap=0.0,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    num_splits=1,
-    tokens_per_split=None,
-    workspace=None,
-    pack_gqa=None,
-    score_mod=None,
-    mask_mod=None,
-    aux_tensors=None,
-    block_sparse_tensors=None,
-    kv_layout="NHD",
-    seqused_k_excludes_new=False,
-    return_lse=False,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    o_scale=None,
-    q_quantize=None,
-) -> tuple:
-    """-> (sink, aux tensors, scales, asked) as repeat.attend takes them. workspace: a launch refuses it."""
-    policy.check_quantize(q_quantize)
-    numbers = softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k
-    choices = (
-        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
-        seqused_k_excludes_new, return_lse,
-    )  # fmt: skip
-    scales = (q_descale, k_descale, v_descale, o_scale)
-    sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
-    given = None if all(scale is None for scale in scales) else scales
-    return sink, aux_tensors, given, (window_size, numbers, choices)
+# Options that both functions have, with their defaults; a launch refuses a workspace.
+_DEFAULTS = dict(
+    softmax_scale=None, causal=False, window_size=(None, None), mask=None, learnable_sink=None, s_aux=None,
+    softcap=0.0, max_seqlen_q=None, max_seqlen_k=None, num_splits=1, tokens_per_split=None, workspace=None,
+    pack_gqa=None, score_mod=None, mask_mod=None, aux_tensors=None, block_sparse_tensors=None, kv_layout="NHD",
+    seqused_k_excludes_new=False, return_lse=False, **dict.fromkeys(NAMES[SCALES]), q_quantize=None,
+)  # fmt: skip
+OPTIONS = frozenset(_DEFAULTS)
 
 
-OPTIONS = frozenset(signature(_common).parameters)
+def _with_defaults(given: dict) -> dict:
+    """The arguments of a call, those with two names under the first of them."""
+    given = _DEFAULTS | given
+    policy.check_quantize(given["q_quantize"])
+    for name, alias in reversed(ALIASES.items()):
+        given[name] = one_of(name, given.get(name), alias, given.pop(alias, None))
+    return given
 
 
-def _queries(q, k, v, scales, options: dict, lengths: dict, rope=None) -> tuple:
-    """-> (q, out, scales, rope) as the public functions pass them on: q of 16 bits over k of 8 may be quantised."""
-    if not are_wide(q, k):
-        return q, None, scales, rope
-    heads = k.shape[-3 if options.get("kv_layout") == "HND" and k.dim() > 3 else -2]
-    k_rope, table, q_rope, of_rope = rope or (None,) * 4
-    named = lengths | options
-    if stay_wide(q, Asked(heads, *map(named.get, Asked._fields[1:])), k_rope):
-        return q, None, scales, rope
-    q_descale, *others = scales or (None,) * 4
-    q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, None, k_rope, q_rope)
-    rope = rope_tensors.given_of(k_rope, table, q_rope, of_rope)
-    return q, out, (q_descale, *others), rope
+def _with_queries(given: dict, k: str, v: str) -> dict:
+    """The same as the public functions pass it on: q of 16 bits over k of 8 may be quantised. k, v: names of keys."""
+    q, keys = given["q"], given[k]
+    if not are_wide(q, keys):
+        return given
+    heads = keys.shape[-3 if given["kv_layout"] == "HND" and keys.dim() > 3 else -2]
+    if stay_wide(q, Asked.of(heads, given), given.get("k_rope")):
+        return given
+    names = "q", "q_rope", "q_descale", "out"
+    rope = given.get("k_rope"), given.get("q_rope")
+    found = quantised_beside(q, keys, given[v], given["q_descale"], None, *rope)
+    return given | dict(zip(names, found, strict=True))
 
 
-def _varlen(
-    tensors: _Tensors,
-    *,
-    page_table=None,
-    block_table=None,
-    **rest,
-):
-    rope = rope_tensors.of_arguments(rest)
-    options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
-    sink, aux, scales, asked = _common(**options)
-    table = one_of("page_table", page_table, "block_table", block_table)
-    lengths = in_order(page_table=table, **rest)
+def _varlen(tensors: _Tensors, given: dict):
+    given = _with_defaults(given)
     depth_k = tensors.depth_qk - tensors.rope_depth
-    q, k, v = tensors.q(), tensors.keys(depth_k), tensors.keys(tensors.depth_v)
-    q, out, scales, rope = _queries(q, k, v, scales, options, rest, rope)
-    return prepare_attention(
-        CallTensors(q, k, v, out, lengths, sink, aux, None, scales, rope), asked
-    )
+    given |= {"q": tensors.q(), "k": tensors.keys(depth_k), "v": tensors.keys(tensors.depth_v)}
+    given = _with_queries(given, "k", "v")
+    return prepare_attention(tensors_of(given), asked_of(given))
 
 
-def _with_cache(
-    tensors: _Tensors,
-    *,
-    k=None,
-    v=None,
-    cache_seqlens=None,
-    cu_seqlens_k_new=None,
-    page_table=None,
-    block_table=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    qv=None,
-    **rest,
-):
-    refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
-    options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
-    sink, aux, scales, asked = _common(**options)
-    table = one_of("page_table", page_table, "block_table", block_table)
-    q, *caches = tensors.q(), tensors.keys(tensors.depth_qk), tensors.keys(tensors.depth_v)
-    if cache_seqlens is k is table is None and (
-        "cache_batch_idx" in rest or "cache_leftpad" in rest
-    ):
-        cache_seqlens = rows_of_cache(caches[0])
-    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
-        check_tensors(q, *caches, None)
-        cache_seqlens = cache_lengths(
-            cache_seqlens, sequences_of(q, rest.get("cu_seqlens_q")), q.device
-        )
-    new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
-    lengths = in_order(seqused_k=cache_seqlens, page_table=table, **rest)
-    q, out, scales, _ = _queries(q, *caches, scales, options, rest)
-    tensors = CallTensors(q, *caches, out, lengths, sink, aux, new, scales)
-    return prepare_append_and_attention(tensors, asked)
+def _with_cache(tensors: _Tensors, given: dict):
+    refuse_unbuilt(**{name: given.get(name) for name in ("rotary_cos", "rotary_sin", "qv")})
+    given = _with_defaults(given)
+    caches = {"k_cache": tensors.keys(tensors.depth_qk), "v_cache": tensors.keys(tensors.depth_v)}
+    given |= {"q": tensors.q(), **caches}
+    call = with_lengths_of_cache(with_rows_of_cache(tensors_of(given, cached=True)))
+    given = _with_queries(given, "k_cache", "v_cache")
+    call = call._replace(q=given["q"], q_descale=given["q_descale"], out=given.get("out"))
+    return prepare_append_and_attention(call, asked_of(given))

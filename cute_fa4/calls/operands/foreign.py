@@ -14,6 +14,7 @@ import inspect
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from cute_fa4.operands import OFFSETS_OF_QUERIES, OFFSETS_OF_SEQUENCES
 from cute_fa4.system.messages import shown
 
 PAGE = "docs/coming_from.md"
@@ -69,7 +70,7 @@ NOT_BUILT = {
     "o_indptr": ((None,), "out lies as q does"),
     "jit_args": ((None,), "score_mod= and mask_mod= of the functions here"),
     "jit_kwargs": ((None,), "score_mod= and mask_mod= of the functions here"),
-    "cum_seq_lens_q": ((None,), "cu_seqlens_q=; over a latent cache every request has as many queries"),
+    "cum_seq_lens_q": ((None,), f"{OFFSETS_OF_QUERIES}=; over a latent cache every request has as many queries"),
     "max_q_len": ((None,), "max_seqlen_q=; over a latent cache every request has as many queries"),
     "enable_dcp": ((False,), _CONTEXT),
     "cp_world": ((1,), _CONTEXT),
@@ -103,8 +104,7 @@ OTHER_NAMES = {
     "return_softmax_lse": ((False, None), "return_lse="),
     "page_table": ((None,), "flash_attn_varlen_func or flash_attn_with_kvcache"),
     "block_table": ((None,), "flash_attn_varlen_func or flash_attn_with_kvcache"),
-    "cu_seqlens_q": ((None,), "flash_attn_varlen_func"),
-    "cu_seqlens_k": ((None,), "flash_attn_varlen_func"),
+    **dict.fromkeys(OFFSETS_OF_SEQUENCES, ((None,), "flash_attn_varlen_func")),
     "seqused_k": ((None,), "flash_attn_varlen_func; of dense keys key_limit="),
     "kv_cache": ((), "k_cache= and v_cache=, which may be slices of one tensor"),
     "paged_kv_cache": ((), "k= and v=, which may be slices of one tensor, with page_table="),

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.operands.tensors import MAX_SEQLEN, check_is_tensor
-from cute_fa4.calls.request import TENSORS, Where
+from cute_fa4.calls.request import Where
+from cute_fa4.operands import LENGTHS, NAMES, OF_BATCH, OFFSETS, OPERANDS, CallTensors
 
 
 def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
@@ -22,29 +23,43 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
         raise ValueError(
             "cu_seqlens_q: shape (0,); accepted: (batch + 1,), where sequences begin, and the last ends"
         )
-    for name in ("seqused_q", "seqused_k", "key_limit", "cache_batch_idx", "cache_leftpad"):
-        _check_size(name, getattr(where, name), batch, "batch")
-    _check_size("cu_seqlens_k", where.cu_seqlens_k, batch + 1, "batch + 1")
-    if where.cache_batch_idx is None:
-        _check_size("page_table", where.page_table, batch, "batch")
-    if where.kv_layout == "dense" and k.shape[0] != batch and where.cache_batch_idx is None:
+    for (axis,), size in ((OF_BATCH, batch), (OFFSETS, batch + 1)):
+        for name, tensor in where.tensors.named(LENGTHS).items():
+            if OPERANDS[name].axes == (axis,):
+                _check_size(name, tensor, size, axis)
+    if where.tensors.cache_batch_idx is None:
+        _check_size("page_table", where.tensors.page_table, batch, "batch")
+    if where.kv_layout == "dense" and k.shape[0] != batch and where.tensors.cache_batch_idx is None:
         raise ValueError(
             f"k: batch {k.shape[0]} while there are {batch} sequences of q; accepted: equal"
         )
-    if where.page_table is not None:
-        capacity = k.shape[1] * where.page_table.shape[1]
+    if where.tensors.page_table is not None:
+        capacity = k.shape[1] * where.tensors.page_table.shape[1]
         if capacity > MAX_SEQLEN:
             raise ValueError(
-                f"page_table: {where.page_table.shape[1]} pages of {k.shape[1]} keys hold {capacity} "
+                f"page_table: {where.tensors.page_table.shape[1]} pages of {k.shape[1]} keys hold {capacity} "
                 f"keys a sequence; accepted: at most {MAX_SEQLEN}; pass fewer columns"
             )
 
 
 def check_index_tensors(q: torch.Tensor, where: Where) -> None:
-    for name in TENSORS:
-        if name != "page_table":
-            check_index_tensor(name, getattr(where, name), 1, q.device)
-    check_index_tensor("page_table", where.page_table, 2, q.device)
+    """Those of one dimension first."""
+    for name in sorted(NAMES[LENGTHS], key=lambda name: len(OPERANDS[name].axes)):
+        rank = len(OPERANDS[name].axes)
+        check_index_tensor(name, getattr(where.tensors, name), rank, q.device)
+
+
+def check_offsets(tensors: CallTensors) -> None:
+    """Those of queries, which say how many sequences there are."""
+    check_index_tensor("cu_seqlens_q", tensors.cu_seqlens_q, 1, tensors.q.device)
+
+
+def longest_of_packed_queries(tensors: CallTensors) -> int | None:
+    """Queries of the longest sequence, where the host can see offsets; None: it cannot."""
+    offsets = tensors.cu_seqlens_q
+    if offsets is None or offsets.device.type != "cpu" or offsets.shape[0] <= 1:
+        return None
+    return max(0, int(offsets.diff().max()))
 
 
 def check_index_tensor(name: str, tensor: torch.Tensor | None, rank: int, device) -> None:
@@ -94,7 +109,7 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool 
     def all_have(length: int) -> torch.Tensor:
         return torch.tensor(length).expand(batch)
 
-    queries = _lengths("cu_seqlens_q", where.cu_seqlens_q, q.shape[0])
+    queries = _lengths("cu_seqlens_q", where.tensors.cu_seqlens_q, q.shape[0])
     if queries is None:
         queries = all_have(q.shape[1])
     elif batch and int(queries.max()) > where.max_seqlen_q:
@@ -102,15 +117,17 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool 
             f"max_seqlen_q: {where.max_seqlen_q} while sequence {int(queries.argmax())} has "
             f"{int(queries.max())} queries; accepted: at least as many, or None"
         )
-    _check_between("seqused_q", where.seqused_q, queries, "the queries that cu_seqlens_q or q has")
-    if where.seqused_q is not None:
-        queries = where.seqused_q
-    keys = _lengths("cu_seqlens_k", where.cu_seqlens_k, k.shape[0])
-    if where.page_table is not None:
-        keys = all_have(where.page_table.shape[1] * k.shape[1])
+    _check_between(
+        "seqused_q", where.tensors.seqused_q, queries, "the queries that cu_seqlens_q or q has"
+    )
+    if where.tensors.seqused_q is not None:
+        queries = where.tensors.seqused_q
+    keys = _lengths("cu_seqlens_k", where.tensors.cu_seqlens_k, k.shape[0])
+    if where.tensors.page_table is not None:
+        keys = all_have(where.tensors.page_table.shape[1] * k.shape[1])
     elif keys is None:
         keys = all_have(k.shape[1])
-    used = where.seqused_k
+    used = where.tensors.seqused_k
     if used is not None:
         _check_between("seqused_k", used, keys, "the keys that k or the page table holds")
         if where.excludes_new:
@@ -118,30 +135,36 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool 
             _check_between(
                 "seqused_k plus the queries", used, keys, "the keys that the cache holds"
             )
-    _check_between("key_limit", where.key_limit, None, "")
-    table = where.page_table
-    check_cache_rows(where.cache_batch_idx, k.shape[0] if table is None else table.shape[0])
-    _check_between("cache_leftpad", where.cache_leftpad, used, "the rows that seqused_k counts")
+    _check_between("key_limit", where.tensors.key_limit, None, "")
+    table = where.tensors.page_table
+    check_cache_rows(where.tensors.cache_batch_idx, k.shape[0] if table is None else table.shape[0])
+    _check_between(
+        "cache_leftpad", where.tensors.cache_leftpad, used, "the rows that seqused_k counts"
+    )
     picks = latent and k.shape[1] == 1
     if table is not None and used is not None and not picks:
         check_pages(
-            rows_of(table, where.cache_batch_idx), used, k.shape[1], k.shape[0], where.cache_leftpad
+            rows_of(table, where.tensors.cache_batch_idx),
+            used,
+            k.shape[1],
+            k.shape[0],
+            where.tensors.cache_leftpad,
         )
 
 
 def keys_of(q: torch.Tensor, k: torch.Tensor, where: Where) -> torch.Tensor:
     """Keys of each sequence, (batch,), of lengths that check_contents has seen."""
-    if where.seqused_k is not None:
-        return where.seqused_k + (_queries_of(q, where) if where.excludes_new else 0)
-    if where.cu_seqlens_k is not None:
-        return where.cu_seqlens_k.diff()
+    if where.tensors.seqused_k is not None:
+        return where.tensors.seqused_k + (_queries_of(q, where) if where.excludes_new else 0)
+    if where.tensors.cu_seqlens_k is not None:
+        return where.tensors.cu_seqlens_k.diff()
     return torch.full((where.batch(q),), k.shape[1])
 
 
 def _queries_of(q: torch.Tensor, where: Where):
-    if where.seqused_q is not None:
-        return where.seqused_q
-    return q.shape[1] if where.cu_seqlens_q is None else where.cu_seqlens_q.diff()
+    if where.tensors.seqused_q is not None:
+        return where.tensors.seqused_q
+    return q.shape[1] if where.tensors.cu_seqlens_q is None else where.tensors.cu_seqlens_q.diff()
 
 
 def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor | None:

@@ -40,19 +40,8 @@ from cute_fa4.calls.operands.tensors import (
     check_rank,
 )
 from cute_fa4.calls.request import Where
+from cute_fa4.operands import NAMES, ROPE, CallTensors
 from cute_fa4.sm100.blueprint.tiles import ROWS_OF_SWIZZLE
-
-NAMES = ("k_rope", "k_rope_page_table", "q_rope", "k_rope_descale")  # as a call passes them on
-
-
-def given_of(*tensors) -> tuple | None:
-    """Those of NAMES as a call passes them on; None: none is given."""
-    return None if all(tensor is None for tensor in tensors) else tensors
-
-
-def of_arguments(arguments: dict) -> tuple | None:
-    """The same of arguments by name, which are taken out of them."""
-    return given_of(*(arguments.pop(name, None) for name in NAMES))
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,8 @@ class Rope:
 
     @property
     def named(self) -> dict[str, torch.Tensor | None]:
-        return dict(zip(NAMES, (self.view, self.page_table, self.of_q, self.scales), strict=True))
+        tensors = self.view, self.page_table, self.of_q, self.scales
+        return dict(zip(NAMES[ROPE], tensors, strict=True))
 
 
 class RopeView:
@@ -115,24 +105,25 @@ class RopeView:
         self.of_q = None if rope.of_q is None else (rope.of_q.shape, rope.of_q.stride())
         self.scales = None if rope.scales is None else (rope.scales.shape, rope.scales.stride())
 
-    def of(self, given: tuple) -> tuple:
-        """What the kernel takes. given: those of NAMES."""
-        k_rope, table, q_rope, scales = given
-        view = k_rope.as_strided(*self.layout)
+    def of(self, tensors: CallTensors) -> tuple:
+        """What the kernel takes."""
+        table, scales = tensors.k_rope_page_table, tensors.k_rope_descale
+        view = tensors.k_rope.as_strided(*self.layout)
         found = (view,) if table is None else (view, table)
         if self.of_q is not None:
-            found += (q_rope.as_strided(*self.of_q),)
+            found += (tensors.q_rope.as_strided(*self.of_q),)
         return found if self.scales is None else (*found, scales.as_strided(*self.scales))
 
 
-def depths_of(given: tuple | None, q, k) -> tuple[int, int]:
+def depths_of(tensors: CallTensors) -> tuple[int, int]:
     """-> (columns of k_rope, which k lacks, those that q lacks); 0: it has all. Refuses dtypes that have no kernel.
 
-    given: those of NAMES, or None for none; q, k: unchecked
+    tensors: unchecked
     """
-    if given is None:
+    if not tensors.has(ROPE):
         return 0, 0
-    k_rope, table, q_rope, scales = given
+    q, k, q_rope = tensors.q, tensors.k, tensors.q_rope
+    k_rope, table, scales = tensors.k_rope, tensors.k_rope_page_table, tensors.k_rope_descale
     if k_rope is None and table is not None:
         raise ValueError("k_rope_page_table: given without k_rope, whose pages it lists")
     if k_rope is None and q_rope is None:
@@ -155,11 +146,12 @@ def depths_of(given: tuple | None, q, k) -> tuple[int, int]:
     return k_rope.shape[-1], 0 if q_rope is None else k_rope.shape[-1]
 
 
-def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True) -> Rope | None:
-    """Refuse what is no such tensor. given: as depths_of; k: with the rows of a page first."""
-    if given is None:
+def checked_rope(tensors: CallTensors, where: Where, contents: bool = True) -> Rope | None:
+    """Refuse what is no such tensor. tensors: with a k that has the rows of a page first."""
+    if not tensors.has(ROPE):
         return None
-    k_rope, table, q_rope, scales = given
+    q, k, q_rope = tensors.q, tensors.k, tensors.q_rope
+    k_rope, table, scales = tensors.k_rope, tensors.k_rope_page_table, tensors.k_rope_descale
     check_place("k_rope", k_rope, q.device)
     view = _check_shape(k_rope, table, k, where)
     check_memory(
@@ -167,7 +159,7 @@ def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True)
     )
     if table is not None:
         _check_table(table, view, q, k, where, contents)
-    clipped = table is not None or where.kv_layout != "dense" or where.seqused_k is not None
+    clipped = table is not None or where.kv_layout != "dense" or where.tensors.seqused_k is not None
     gathered = table is not None and view.shape[1] % ROWS_OF_SWIZZLE != 0
     view = rows_for_descriptors("k_rope", view, clipped, gathered)
     of_q = None if q_rope is None else _checked_q(q_rope, q, k_rope.shape[-1])
@@ -298,7 +290,7 @@ def _check_table(table, view, q, k, where: Where, contents: bool) -> None:
     keys = None
     if contents and table.device.type == "cpu":
         keys = keys_of(q, k, where)
-    elif where.kv_layout == "dense" and where.seqused_k is None:
+    elif where.kv_layout == "dense" and where.tensors.seqused_k is None:
         keys = torch.full((batch,), k.shape[1])
     if keys is not None and batch and int(keys.max()) > room:
         b = int(keys.argmax())

@@ -21,77 +21,75 @@ LSE are NaN: the kernel takes the row maximum before it multiplies. Scales of to
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_place
 from cute_fa4.dtypes import E8M0
 from cute_fa4.layouts.block_scales import BLOCK
+from cute_fa4.operands import SCALES, CallTensors
 from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
-from cute_fa4.scales import HEAD, ROW, TENSORS, Scales
+from cute_fa4.scales import HEAD, ROW, Scales
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
 
 BLOCKS = E8M0.torch  # scales of blocks
-NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
 OF_BLOCKS = ("q_descale", "k_descale")  # whose blocks may have scales
 MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # columns of q and k whose blocks have scales
 
 
-class GivenScales(tuple):
-    """What a call passes on, checked: those of NAMES.
+@dataclass(frozen=True)
+class GivenScales:
+    """The scales of a call, checked.
 
-    said     what they are scales of
+    tensors  the given ones, by name
+    said     what each belongs to
     views    how the kernel takes them
     """
 
+    tensors: dict[str, torch.Tensor]
     said: Scales
     views: ScaleViews
 
 
 def checked_scales(
-    given: tuple | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    batch: int,
-    heads_first: bool = False,
-) -> GivenScales:
-    """Refuse what is no scale; what is returned has None for the others.
+    tensors: CallTensors, batch: int, heads_first: bool = False
+) -> GivenScales | None:
+    """Refuse what is no scale; None: there are none.
 
-    given        those of NAMES, or None for none
-    k            with the rows of a page first
+    tensors      with a k that has the rows of a page first
     heads_first  but the caller has them behind the heads
     """
-    given = given or (None,) * len(NAMES)
+    if not tensors.has(SCALES):
+        return None
+    q, k = tensors.q, tensors.k
     by_head = batch, k.shape[-2]
     of_keys = tuple(k.shape[:-1])
     if heads_first:
         of_keys = (of_keys[0], of_keys[2], of_keys[1])
-    rows = (tuple(q.shape[:-1]), of_keys, of_keys, None)
-    for name, scale, of_rows in zip(NAMES, given, rows, strict=True):
-        if scale is None:
-            continue
+    rows = {"q_descale": tuple(q.shape[:-1]), "k_descale": of_keys, "v_descale": of_keys}
+    given = {name: x for name, x in tensors.named(SCALES).items() if x is not None}
+    for name, scale in given.items():
+        of_rows = rows.get(name)
         if getattr(scale, "dtype", None) is BLOCKS:
             _check_blocks(name, scale, q, k, of_rows)
         else:
             _check(name, scale, q, k, by_head, of_rows)
-    _check_both_have_blocks(*given[:2], q)
-    checked = GivenScales(given)
-    checked.said = said_by(given, by_head)
-    checked.views = ScaleViews(given, by_head, rows, heads_first)
-    return checked
+    _check_both_have_blocks(tensors)
+    views = ScaleViews.like(given, by_head, rows, heads_first)
+    return GivenScales(given, said_by(given, by_head), views)
 
 
 def of_made_up_keys(scales: GivenScales | None) -> GivenScales | None:
     """The same where k and v are made up: one in place of the scales of their tokens."""
     tokens = () if scales is None else scales.said.of_keys
-    if not tokens:
+    if scales is None or not tokens:
         return scales
-    pairs = zip(TENSORS, scales, strict=True)
-    found = GivenScales(scale.new_ones(()) if name in tokens else scale for name, scale in pairs)
-    found.said = replace(scales.said, **dict.fromkeys(tokens, HEAD))
-    found.views = scales.views.with_one_number_for(tokens)
-    return found
+    names = [f"{tensor}_descale" for tensor in tokens]
+    ones = {name: scales.tensors[name].new_ones(()) for name in names}
+    said = replace(scales.said, **dict.fromkeys(tokens, HEAD))
+    return GivenScales(scales.tensors | ones, said, scales.views.with_one_number_for(names))
 
 
 def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
@@ -154,9 +152,9 @@ def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -
     check_place(name, scale, q.device)
 
 
-def _check_both_have_blocks(q_descale, k_descale, q: torch.Tensor) -> None:
+def _check_both_have_blocks(tensors: CallTensors) -> None:
     """A product takes scales of blocks of both operands."""
-    has = [getattr(scale, "dtype", None) is BLOCKS for scale in (q_descale, k_descale)]
+    has = [getattr(getattr(tensors, name), "dtype", None) is BLOCKS for name in OF_BLOCKS]
     if has[0] != has[1]:
         name, other = OF_BLOCKS if has[0] else reversed(OF_BLOCKS)
         raise TypeError(
@@ -165,17 +163,16 @@ def _check_both_have_blocks(q_descale, k_descale, q: torch.Tensor) -> None:
         )
 
 
-def said_by(scales: tuple | None, by_head: tuple) -> Scales:
-    """What scales of a call are of, by their dtypes and shapes. by_head: (batch, heads_kv)
+def said_by(given: dict[str, torch.Tensor], by_head: tuple) -> Scales:
+    """What scales of a call belong to, by their dtypes and shapes. by_head: (batch, heads_kv)
 
-    >>> said_by((None, torch.ones(1), torch.ones(1), None), (2, 2)), said_by(None, (2, 2))
+    >>> said_by({"k_descale": torch.ones(1), "v_descale": torch.ones(1)}, (2, 2)), said_by({}, (2, 2))
     ('kv', '')
-    >>> said_by((torch.ones(2, 3, 4, 1), torch.ones(2, 9, 2), torch.ones(2, 2), None), (2, 2))
+    >>> of_tokens = {"q_descale": torch.ones(2, 3, 4, 1), "k_descale": torch.ones(2, 9, 2)}
+    >>> said_by(of_tokens | {"v_descale": torch.ones(2, 2)}, (2, 2))
     'QKv'
     """
-    if scales is None:
-        return Scales()
-    return Scales(*(None if scale is None else _kind_of(scale, by_head) for scale in scales))
+    return Scales(**{name[0]: _kind_of(scale, by_head) for name, scale in given.items()})
 
 
 def _kind_of(scale: torch.Tensor, by_head: tuple) -> str:
@@ -189,34 +186,39 @@ def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
     return scale.numel() != 1 and tuple(scale.shape) != by_head
 
 
+@dataclass(frozen=True)
 class ScaleViews:
-    """Scales as the kernel takes them; decided by the shapes of `scales`.
+    """Scales as the kernel takes them; decided by the shapes of those that a call has.
 
     Of heads (batch, heads_kv); of tokens of q with a depth of 1, of those of k and v without it and rows first; of
     blocks as bytes, rows first.
+
+    sizes    (batch, heads_kv)
+    changes  what makes a view of each scale that is given, by name
     """
 
-    def __init__(
-        self, scales: tuple | None, by_head: tuple, rows: tuple = (), heads_first: bool = False
-    ):
-        """rows: sizes of those of tokens, of each of `scales`"""
-        self.sizes = by_head
-        self.changes = [
-            None if scale is None else self._change(name, scale, *of)
-            for name, scale, *of in zip(NAMES, scales or (), rows, (heads_first,) * 4, strict=False)
-        ]
+    sizes: tuple
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]]
+
+    @staticmethod
+    def like(given: dict[str, torch.Tensor], sizes: tuple, rows: dict, heads_first: bool):
+        """rows: sizes of scales of tokens, by name"""
+        found = ScaleViews(sizes, {})
+        for name, scale in given.items():
+            found.changes[name] = found._change(name, scale, rows.get(name), heads_first)
+        return found
 
     def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
-        """What makes a view of a scale like this one; None: nothing."""
+        """What makes a view of a scale like this one."""
         if scale.dtype is BLOCKS:
             return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
         if not is_by_row(scale, self.sizes):
-            return None if tuple(scale.shape) == self.sizes else self._of_one_number
-        has_depth = scale.dim() > len(of_rows)
+            return _as_it_is if tuple(scale.shape) == self.sizes else self._of_one_number
+        has_depth = scale.dim() > len(of_rows or ())
         if name == "q_descale":
-            return None if has_depth else _with_depth
+            return _as_it_is if has_depth else _with_depth
         return {
-            (False, False): None,
+            (False, False): _as_it_is,
             (False, True): _without_depth,
             (True, False): _rows_first,
             (True, True): _rows_first_without_depth,
@@ -225,28 +227,23 @@ class ScaleViews:
     def _of_one_number(self, scale: torch.Tensor) -> torch.Tensor:
         return scale.as_strided(self.sizes, (0, 0))
 
-    def with_one_number_for(self, tensors: tuple[str, ...]) -> ScaleViews:
-        """The same where scales of some tensors are one number."""
-        found, pairs = ScaleViews(None, self.sizes), zip(TENSORS, self.changes, strict=True)
-        found.changes = [self._of_one_number if name in tensors else x for name, x in pairs]
-        return found
+    def with_one_number_for(self, names: list[str]) -> ScaleViews:
+        """The same where some scales are one number."""
+        return ScaleViews(self.sizes, self.changes | dict.fromkeys(names, self._of_one_number))
 
     def of_cache(self) -> ScaleViews:
         """Of k_descale and v_descale alone."""
-        found = ScaleViews(None, self.sizes)
-        found.changes = self.changes[1:3]
-        return found
+        names = [name for name in ("k_descale", "v_descale") if name in self.changes]
+        return ScaleViews(self.sizes, {name: self.changes[name] for name in names})
 
-    def of(self, scales: tuple | None) -> tuple | None:
-        """Those that there are; None: there are none."""
-        if scales is None:
-            return None
-        found = tuple(
-            scale if change is None else change(scale)
-            for scale, change in zip(scales, self.changes, strict=True)
-            if scale is not None
-        )
-        return found or None
+    def of(self, tensors: CallTensors) -> tuple | None:
+        """The scales of a call that has as many; None: there are none."""
+        changes = self.changes.items()
+        return tuple(change(getattr(tensors, name)) for name, change in changes) or None
+
+
+def _as_it_is(scale: torch.Tensor) -> torch.Tensor:
+    return scale
 
 
 def _bytes(scale: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ ROW_STRIDE_LIMIT_BYTES = 1 << 34  # LAP_BYTES of tma/tensor_maps.py
 
 def views_for_descriptors(q, k, v, out, where: Where):
     """-> (q, k, v, out, rows from one page to the next), with strides that a descriptor can hold. out may be None."""
-    if where.kv_layout == "dense" and where.seqused_k is None:
+    if where.kv_layout == "dense" and where.tensors.seqused_k is None:
         k, v, per_block = with_plain_strides(k), with_plain_strides(v), 0
     else:
         (k, per_block), (v, per_block_v) = _in_row_space("k", k), _in_row_space("v", v)
@@ -31,7 +31,7 @@ def views_for_descriptors(q, k, v, out, where: Where):
             )
         if gathers_rows(where, k):
             k, v = _in_one_map("k", k), _in_one_map("v", v)
-    clips_queries = where.seqused_q is not None or where.q_layout == "packed"
+    clips_queries = where.tensors.seqused_q is not None or where.q_layout == "packed"
     if out is not None:
         out = _in_row_space("out", out)[0] if clips_queries else with_plain_strides(out)
     return with_plain_strides(q), k, v, out, per_block
@@ -48,8 +48,8 @@ def rows_for_descriptors(name: str, tensor, clipped: bool, gathered: bool) -> to
 def gathers_rows(where: Where, k) -> bool:
     """Whether the rows of pages are looked up one by one (sm100/blueprint/tiles.py); k: (pages, page_size, heads,
     depth)."""
-    ragged = k.shape[1] % ROWS_OF_SWIZZLE != 0 or where.cache_leftpad is not None
-    return where.page_table is not None and ragged
+    ragged = k.shape[1] % ROWS_OF_SWIZZLE != 0 or where.tensors.cache_leftpad is not None
+    return where.tensors.page_table is not None and ragged
 
 
 def _in_one_map(name: str, cache: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ columns each are tensor memory. S of 256 columns of 8 bits costs the tensor core
 from __future__ import annotations
 
 from cute_fa4.calls.operands.tensors import FP8
-from cute_fa4.calls.plan import NO_LENGTHS, Plan, Results, Views
-from cute_fa4.calls.request import CallTensors
+from cute_fa4.calls.plan import Plan, Results, Views
+from cute_fa4.operands import ROWS, CallTensors
 from cute_fa4.sm100.choose.choose_config import columns_of_v
 
 
@@ -36,10 +36,10 @@ class HalvesPlan(Plan):
 
     __slots__ = ("half",)
 
-    def __init__(self, half: Plan, results: Results, tensors: tuple):
-        """tensors: q, k, v and out of the call, whose extents must not meet."""
+    def __init__(self, half: Plan, results: Results, tensors: CallTensors):
+        """tensors: of the call, of which the extents of q, k, v and out must not meet."""
         numbers = half.scale, half.seqlen_q, half.sizes, half.in_cache
-        views = Views(tensors, tensors)
+        views = Views(tensors.of(ROWS), tensors.of(ROWS))
         super().__init__(half.function, numbers, results, views, half.repeats, half.small_bytes)
         self.half = half
 
@@ -49,12 +49,11 @@ class HalvesPlan(Plan):
 
     def __call__(self, tensors: CallTensors):
         v, out = tensors.v, tensors.out
-        if tensors.new is not None:
-            _, _, _, seqused_k, _, page_table, batch_idx, _ = tensors.lengths or NO_LENGTHS
-            self.append(tensors.k, v, seqused_k, page_table, tensors.new, batch_idx, tensors.scales)
+        if self.append is not None:
+            self.append(tensors)
         if out is None:
             out = self.results.new_out(tensors.q)
         for first in (False, True):  # they give the same log-sum-exp
             halves = {"v": half_of(v, first), "out": half_of(out, first)}
-            found = self.half(tensors._replace(**halves, new=None))
+            found = self.half(tensors._replace(**halves))
         return (out, found[1]) if isinstance(found, tuple) else out

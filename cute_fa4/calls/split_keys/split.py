@@ -26,10 +26,11 @@ from operator import index
 import torch
 
 from cute_fa4 import masks
-from cute_fa4.calls.plan import NO_LENGTHS, Plan, as_read, given_of
-from cute_fa4.calls.request import CallTensors, Options, Where
+from cute_fa4.calls.plan import Plan
+from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys import workspace
 from cute_fa4.compiler import policy
+from cute_fa4.operands import LENGTHS_OF_QUERIES, CallTensors, fields
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 from cute_fa4.sm100.choose.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
 from cute_fa4.system.clusters import most_clusters
@@ -50,6 +51,7 @@ CLUSTER_TILES = ((1 / 4, 4), (1 / 2, 8), (1, 16))
 ALONE_TILES = 8  # of a CTA that has its block to itself, at least, before its keys are shared by a launch more
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
+_of_queries = fields(LENGTHS_OF_QUERIES)
 
 
 @dataclass(frozen=True)
@@ -265,8 +267,8 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
 
 def most_keys(k, where: Where) -> int:
     """An upper bound from metadata: keys that a sequence can have."""
-    if where.page_table is not None:
-        keys = where.page_table.shape[1] * k.shape[1]
+    if where.tensors.page_table is not None:
+        keys = where.tensors.page_table.shape[1] * k.shape[1]
     else:
         keys = k.shape[0] if where.kv_layout == "packed" else k.shape[1]
     return keys if not where.max_seqlen_k else min(keys, where.max_seqlen_k)
@@ -307,31 +309,16 @@ class SplitPlan(Plan):
         return (*super().functions, self.combine)
 
     def __call__(self, tensors: CallTensors):
-        q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
-        aux, scales, rope = tensors.aux, tensors.scales, tensors.rope
-        (
-            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
-        ) = tensors.lengths or NO_LENGTHS  # fmt: skip
         if self.combine is not None:  # before anything is written: there may be too little of it
-            partial_o, partial_lse, parts, told = self.split.workspace(q, v)
-        if tensors.new is not None:
-            self.append(k, v, seqused_k, page_table, tensors.new, batch_idx, scales)
-        out, lse = self.results.allocated(q, out)
-        written = out
-        if self.views.differ:
-            q, k, v, written = self.views.of(q, k, v, out)
+            partial_o, partial_lse, parts, told = self.split.workspace(tensors.q, tensors.v)
+        if self.append is not None:
+            self.append(tensors)
+        out, lse = self.results.allocated(tensors.q, tensors.out)
+        q, k, v, written = self.viewed(tensors, out)
         if self.combine is None:
             partial_o, partial_lse, told = written, lse[None], (1, 0)
-        self.function(
-            q, k, v, partial_o, partial_lse, self.scale,
-            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, tensors.sink, as_read(aux) if aux else None, told,
-            self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
-            None if scales is None else self.scale_views.of(scales),
-            None if rope is None else self.rope_view.of(rope),
-        )  # fmt: skip
+        self.launch(tensors, (q, k, v, partial_o, partial_lse), told)
         if self.combine is not None:
-            self.combine(
-                partial_o, partial_lse, parts, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q
-            )
+            lengths = _of_queries(tensors)
+            self.combine(partial_o, partial_lse, parts, written, lse, *lengths, self.seqlen_q)
         return out if lse is None else (out, lse)

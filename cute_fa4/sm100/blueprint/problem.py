@@ -75,7 +75,7 @@ class Problem:
     ov_depth       head dim of V and O; None: as qk_depth
     group          query heads per key/value head
     mask           which keys a query sees: masks.Full(), masks.Causal(), masks.Window(...), ...
-    q_layout       "dense" (batch, seqlen, heads, depth) or "packed" (total, heads, depth) with cu_seqlens_q
+    q_layout       "dense" (batch, seqlen, heads, depth) or "packed" (total, heads, depth) with offsets
     kv_layout      "dense", "packed" with cu_seqlens_k, or "paged" with a page table and page_size
     seqused_q      lengths of queries come from a tensor; rows beyond are not written
     seqused_k      lengths of keys come from a tensor; rows beyond may hold anything

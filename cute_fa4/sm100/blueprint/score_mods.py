@@ -53,7 +53,7 @@ class Aux:
         """For one row: `row.q_index` of `sequence`."""
         from cutlass import Int32
 
-        packed = args.lengths.cu_seqlens_q is not None
+        packed = args.lengths.queries_are_packed
         q_row = sequence.q_first_row if packed else sequence.batch * args.seqlen_q
         return Aux(
             args.aux,

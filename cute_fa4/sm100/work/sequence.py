@@ -66,6 +66,10 @@ class Lengths:
     cache_leftpad: cute.Tensor | None = None  # (batch,)
     cache_batch: Int32 | None = None  # sequences that the cache or the page table has
 
+    @property
+    def queries_are_packed(self) -> bool:
+        return self.cu_seqlens_q is not None
+
     def cache_row(self, batch):
         """Which sequence of the cache, or of the page table, one of the batch is."""
         return batch if self.cache_batch_idx is None else self.cache_batch_idx[batch]

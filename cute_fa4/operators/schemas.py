@@ -1,0 +1,55 @@
+"""Schemas of the attention operators, made from the table of a call's tensors (cute_fa4/operands.py)."""
+
+from __future__ import annotations
+
+from cute_fa4.operands import ARGUMENTS
+
+# What is no tensor. mask, score_mod and mask_mod: as spelling.py spells them; a soft cap is a score_mod.
+_NO_TENSORS = {
+    "max_seqlen_q": "SymInt? max_seqlen_q=None",
+    "max_seqlen_k": "SymInt? max_seqlen_k=None",
+    "seqused_k_excludes_new": "bool seqused_k_excludes_new=False",
+    "kv_layout": "str kv_layout='NHD'",
+    "softmax_scale": "float? softmax_scale=None",
+    "mask": "str mask='Full()'",
+    "mask_sizes": "SymInt[] mask_sizes=[]",
+    "pack_gqa": "bool? pack_gqa=None",
+    "score_mod": "str score_mod=''",
+    "mask_mod": "str mask_mod=''",
+    "aux_tensors": "Tensor[]? aux_tensors=None",
+    "num_splits": "int? num_splits=1",
+    "tokens_per_split": "int? tokens_per_split=None",
+    "return_lse": "bool return_lse=False",
+}
+CACHES = ("k_cache", "v_cache")  # are written by an append
+# Of new rows that get scales of their own, which are written with them.
+WRITTEN_SCALES = ("k_descale", "v_descale")
+WORKSPACE = "Tensor(workspace!)? workspace=None"
+
+
+def names_of(way: str) -> tuple[str, ...]:
+    """Names of the arguments that only this way has, of ARGUMENTS."""
+    return tuple(ARGUMENTS[way].replace("* ", "").split())
+
+
+def arguments_of(way: str, written: tuple[str, ...] = ()) -> str:
+    """The arguments of an operator as its schema has them. written: those that it writes to."""
+    required, optional = ARGUMENTS[way].split(" * ")
+    optional += " " + ARGUMENTS["all"]
+    return ", ".join(
+        (
+            *(f"{_tensor(name, written)} {name}" for name in required.split()),
+            "*",
+            *(
+                _NO_TENSORS.get(name, f"{_tensor(name, written)}? {name}=None")
+                for name in optional.split()
+            ),
+        )
+    )
+
+
+def _tensor(name: str, written: tuple[str, ...]) -> str:
+    """The type, with a name of what is written where that is a tensor of the caller."""
+    if name not in written:
+        return "Tensor"
+    return f"Tensor({name[0]}{'s' * name.endswith('_descale')}!)"

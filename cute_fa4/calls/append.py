@@ -233,28 +233,26 @@ class Append:
         if q.data_ptr() % TMA_BYTES or tensors.aux_tensors is not None:
             return False
         # Whether the caches share no address range with what is read; False: they may share no byte all the same.
-        new_k, new_v = tensors.new_k, tensors.new_v
         new_k_bytes, new_v_bytes, k_bytes, v_bytes = self.views.extents
         begin_k, begin_v = tensors.k.data_ptr(), tensors.v.data_ptr()
         end_k, end_v = begin_k + k_bytes, begin_v + v_bytes
         if begin_v - begin_k != self.between_caches and begin_k < end_v and begin_v < end_k:
             return False
-        low, high = min(begin_k, begin_v), max(end_k, end_v)
-        for tensor, nbytes in zip(self.read(tensors), self.bytes_read, strict=True):
+        nbytes = self.bytes_read
+        for at, tensor in enumerate(self.read(tensors)):
             first = tensor.data_ptr()
-            past = first + nbytes
-            if first < high and low < past:  # else before or after both of them
-                if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
-                    return False
+            past = first + nbytes[at]
+            if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
+                return False
         if out is None:
             return True
         if out.shape != self.out_shape or not self._fits(out, q):
             return False
         first = out.data_ptr()  # of the rest, Plan.is_apart asks
         past = first + self.out_bytes
-        written = (begin_k, k_bytes), (begin_v, v_bytes)
-        new_rows = (new_k.data_ptr(), new_k_bytes), (new_v.data_ptr(), new_v_bytes)
-        return all(past <= begin or begin + size <= first for begin, size in (*written, *new_rows))
+        new_k, new_v = tensors.new_k.data_ptr(), tensors.new_v.data_ptr()
+        ranges = (begin_k, k_bytes), (begin_v, v_bytes), (new_k, new_k_bytes), (new_v, new_v_bytes)
+        return all(past <= begin or begin + size <= first for begin, size in ranges)
 
     @staticmethod
     def scales_are_apart(tensors: CallTensors) -> bool:

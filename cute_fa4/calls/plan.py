@@ -115,8 +115,7 @@ class Plan:
         if out is None:
             out = self.results.new_out(tensors.q)
         lse = None if self.results.new_lse is None else self.results.new_lse()
-        q, k, v, written = self.viewed(tensors, out)
-        self.launch(tensors, (q, k, v, written, lse))
+        self.launch(tensors, (*self.viewed(tensors, out), lse))
         return out if lse is None else (out, lse)
 
     def viewed(self, tensors: CallTensors, out) -> tuple:

@@ -35,7 +35,7 @@ INTERNAL = {
     "cute_fa4/sm100/kernel.py": {"SM100Kernel.__call__": 21},
 }
 LONG_FILES = {
-    "cute_fa4/calls/append.py": 453,
+    "cute_fa4/calls/append.py": 451,
     "cute_fa4/calls/operands/tensors.py": 497,
     "cute_fa4/emulator/checks/memory.py": 528,
     "cute_fa4/emulator/checks/ordering.py": 491,

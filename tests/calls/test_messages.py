@@ -256,7 +256,7 @@ WEAK = {
     ),
     "warmup of nothing that iterates": (lambda: warmup(5), "configs: 5; accepted: a list", ""),
     "warmup of what cannot run": (
-        lambda: warmup([FA4Config(qk_depth=48)]),
+        lambda: warmup([FA4Config(qk_depth=12)]),
         "configs[0]: cannot run:",
         "",
     ),

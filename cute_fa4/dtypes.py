@@ -63,6 +63,20 @@ class Dtype:
         return self.quantized is not None
 
     @property
+    def block(self) -> int:
+        """Consecutive numbers of a row that one block scale multiplies."""
+        if self.quantized is None:
+            raise ValueError(f"{self.name}: only quantized dtypes have block scales")
+        return self.quantized.block
+
+    @property
+    def operand_kind(self) -> str:
+        """mma_kind of a dtype that an MMA multiplies."""
+        if self.mma_kind is None:
+            raise ValueError(f"{self.name}: no operand of an MMA; accepted: {', '.join(OPERANDS)}")
+        return self.mma_kind
+
+    @property
     def is_operand(self) -> bool:
         """Whether an MMA multiplies it: q, k, v and P may have it."""
         return self.mma_kind is not None

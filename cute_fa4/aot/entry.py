@@ -247,16 +247,16 @@ def entry_of(config) -> tuple[str, dict]:
                 f"{mod.name}: a function of your own has no entry; pass it to aot.export"
             )
     if isinstance(config, AppendConfig):
-        plain = AppendConfig(config.dtype, config.depth, config.depth)
         said = {"dtype": config.dtype, "head_dim": config.depth}
-        return "append", said | _changes(config, plain)
+        plain_append = AppendConfig(config.dtype, config.depth, config.depth)
+        return "append", said | _changes(config, plain_append)
     if isinstance(config, CombineConfig):
         said = {"o_dtype": config.o_dtype, "head_dim": config.depth}
         return "combine", said | _changes(config, CombineConfig(config.o_dtype, config.depth))
     if isinstance(config, BackwardConfig):
-        plain = BackwardConfig(config.dtype, config.depth, config.depth)
         said = {"dtype": config.dtype, "head_dim": config.depth}
-        return "backward", said | _changes(config, plain)
+        plain_backward = BackwardConfig(config.dtype, config.depth, config.depth)
+        return "backward", said | _changes(config, plain_backward)
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     problem = _changes(config, FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth))
     problem["family"] = config.schedule.family

@@ -117,7 +117,9 @@ VARIANTS = (
 )  # fmt: skip
 
 
-def selected(only: list[str] | None = None) -> tuple[tuple[Variant, ...], tuple]:
+def selected(
+    only: list[str] | None = None,
+) -> tuple[tuple[Variant, ...], tuple[gradient_cases.Problem, ...]]:
     """(variants, problems of gradients) with one of these texts in their name; all by default.
 
     Raises ValueError for a text that is in no name.

@@ -43,7 +43,7 @@ def of_tokens(rows):
     return scale, rows.double() * scale.double()[..., None]
 
 
-COLUMNS_OF_A_SCALE = E4M3.quantized.block
+COLUMNS_OF_A_SCALE = E4M3.block
 
 
 def of_blocks(rows):

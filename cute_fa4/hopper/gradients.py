@@ -66,8 +66,8 @@ def call(problem: Problem, device: str, seed: int = 0) -> Call:
     """Random inputs. Rows of packed tensors after the last sequence are NaN in K and V, and in dout."""
     random = torch.Generator(device).manual_seed(seed)
     (heads_q, heads_kv), (depth, depth_v) = problem.heads, problem.depths
-    sides = (problem.queries, heads_q, depth), (problem.keys, heads_kv, depth)
-    sides = *sides, (problem.keys, heads_kv, depth_v), (problem.queries, heads_q, depth_v)
+    of_q, of_k = (problem.queries, heads_q, depth), (problem.keys, heads_kv, depth)
+    of_v, of_out = (problem.keys, heads_kv, depth_v), (problem.queries, heads_q, depth_v)
 
     def values(lengths, *rest):
         rows = (sum(lengths) + SPARE_ROWS,) if problem.packed else (len(lengths), lengths[0])
@@ -76,7 +76,7 @@ def call(problem: Problem, device: str, seed: int = 0) -> Call:
             made[sum(lengths) :] = math.nan
         return made.to(DTYPES[problem.dtype])
 
-    tensors = tuple(values(*side) for side in sides)
+    tensors = tuple(values(*side) for side in (of_q, of_k, of_v, of_out))
     dlse = None
     if problem.lse:
         *rows, heads, _ = tensors[3].shape

@@ -34,7 +34,8 @@ def run(
     opened, used = load.load(directory), Used()
     for stand_in in opened.values():
         stand_in.patience(patience)
-    variants, of_gradients = (found[part - 1 :: parts] for found in cases.selected(only))
+    variants, of_gradients = cases.selected(only)
+    variants, of_gradients = variants[part - 1 :: parts], of_gradients[part - 1 :: parts]
     steps = [variant_step(v, cases.problems(v, amount), used) for v in variants]
     steps += [gradients_step(problem) for problem in of_gradients]
     if part == 1 and not only:  # the control and foreign kernels are not variants

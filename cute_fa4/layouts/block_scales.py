@@ -24,7 +24,7 @@ from cute_fa4.dtypes import E4M3
 from cute_fa4.layouts.swizzle import ROWS_PER_PERIOD, SWIZZLE_NONE
 from cute_fa4.layouts.umma_descriptors import InstructionDescriptor, SmemDescriptor
 
-BLOCK = E4M3.quantized.block  # values per scale, and per MMA step
+BLOCK = E4M3.block  # values per scale, and per MMA step
 ONE = 127  # the byte that means 1
 ROWS = 128  # of a copy
 LINES = 32  # of 16 bytes

@@ -293,7 +293,7 @@ class InstructionDescriptor:
     @property
     def kind(self) -> str:
         """The .kind qualifier of the instruction: "f16" or "f8f6f4"."""
-        return DTYPES[self.a_format].mma_kind
+        return DTYPES[self.a_format].operand_kind
 
     @property
     def bits(self) -> int:

@@ -12,7 +12,7 @@ of other warps.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 
 from cute_fa4.emulator.model.constants import SUB_PARTITIONS
 from cute_fa4.emulator.model.graph import Graph
@@ -43,7 +43,8 @@ def _parts(graph: Graph, before: int, node: int):
     yield ISSUE, at, min(at + 1, now)
     at = min(at + 1, now)
     steps: list[tuple[Reason, float]] = []
-    data, pipe, turn = (None, 0.0), (None, 0.0), (None, 0.0)
+    none: tuple[Reason | None, float] = (None, 0.0)
+    data, pipe, turn = none, none, none
     for cause, cycles, tag in graph.edges[node]:
         ready = times[cause] + cycles
         if tag.kind == "stall":
@@ -115,12 +116,12 @@ def busy(graph: Graph, costs: dict, result, cta: int, begin: float, end: float) 
     return found
 
 
-def chain(graph: Graph, end: int, begin: float) -> Counter[tuple[object, Reason]]:
+def chain(graph: Graph, end: int, begin: float) -> dict[tuple[object, Reason], float]:
     """Cycles of the longest chain of causes back to a time, by (owner, reason).
 
     owner: the warp that waited or worked, "tensor core", "copies", or the key of an mbarrier
     """
-    spent: Counter = Counter()
+    spent: dict[tuple[object, Reason], float] = defaultdict(float)
     for cause, node, tag in graph.critical_path(end, begin):
         cycles = graph.times[node] - max(graph.times[cause], begin)
         if cycles > 0:

@@ -26,6 +26,7 @@ import heapq
 import re
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cute_fa4.emulator.model.program import Function, Instruction
@@ -103,7 +104,7 @@ def token(ins: Instruction) -> str | None:
     return next((kind for kind, pattern in _TOKENS if pattern.match(ins.opcode)), None)
 
 
-def by_answer(block: list[Instruction]) -> list[Instruction]:
+def by_answer(block: Sequence[Instruction]) -> Sequence[Instruction]:
     """The instructions of a block, with a try_wait moved to the branch that tests its result.
 
     ptxas hoists a relaxed try_wait across MMAs; the branch after them is then the wait.
@@ -202,11 +203,11 @@ class _Aligner:
         lines = ((kind, self._place.get(line, line)) for kind, line in (*lines_of(ptx), *executed))
         self._ptx_rank = _ranks(lines)
         self._seen: dict[int, Counter] = {}
-        self._cache: dict[tuple, Path] = {}
+        self._cache: dict[tuple, list[tuple[Instruction, int | None]]] = {}
 
     def learn(self, found) -> None:
         """Count the PTX lines that each instruction was matched with."""
-        seen = defaultdict(Counter)
+        seen: dict[int, Counter] = defaultdict(Counter)
         for path in found:
             for step in path:
                 if step.event is not None:
@@ -222,7 +223,7 @@ class _Aligner:
         matched = self._cache[key]
         return [Step(ins, None if at is None else events[at]) for ins, at in matched]
 
-    def _walk(self, events: list[Event], who) -> list:
+    def _walk(self, events: list[Event], who) -> list[tuple[Instruction, int | None]]:
         blocks, successors = self.function.blocks, self.function.successors
         best: dict[tuple[int, int], float] = {(0, 0): 0.0}
         came: dict[tuple[int, int], tuple] = {}
@@ -265,7 +266,8 @@ class _Aligner:
         while state in came:
             state, matches = came[state]
             walk.append((state, matches))
-        path, used = [], set()
+        path: list[tuple[Instruction, int | None]] = []
+        used: set[int] = set()
         for (_, block), matches in reversed(walk):
             matched = dict(matches)
             for ins in blocks[block].instructions:

@@ -78,20 +78,16 @@ class Names:
 
 def _roles(launch: Launch, paths: dict) -> dict[str, list[tuple[int, int]]]:
     """Role name -> warps. Warps without a name belong together where they execute the same instructions."""
-    groups: dict[object, list] = defaultdict(list)
+    groups: dict[tuple[int, str | frozenset[int]], list] = defaultdict(list)
     for warp, path in sorted(paths.items()):
         named = launch.roles.get(warp, "")
         code = frozenset(step.instruction.address for step in path)
         groups[(warp[0], named) if named else (warp[0], code)].append(warp)
     several = len({rank for rank, _ in paths}) > 1
     found = {}
-    for (rank, named), warps in groups.items():
+    for (rank, key), warps in groups.items():
         numbers = [index for _, index in warps]
-        name = (
-            named
-            if isinstance(named, str)
-            else f"warp{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
-        )
+        name = key if isinstance(key, str) else f"warp{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
         found[f"{name} of CTA {rank}" if several else name] = warps
     return found
 

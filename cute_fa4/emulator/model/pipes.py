@@ -159,9 +159,8 @@ class Pipes:
 
 def _bytes_a_lane(ins: Instruction) -> int:
     if ins.name in ("LDSM", "STSM"):
-        return 4 * int(
-            re.search(r"\.(\d)\b", ins.opcode.replace(".M88", ""))[1] if "." in ins.opcode else 1
-        )
+        matrices = re.search(r"\.(\d)\b", ins.opcode.replace(".M88", ""))
+        return 4 * int(matrices[1] if matrices else 1)
     found = _BYTES.search(ins.opcode)
     return {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}[found[1]] if found else 4
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from cute_fa4.emulator.machine.warp import WARP_SIZE
 from cute_fa4.emulator.model import accounts, align, control_codes, loops, nvdisasm
@@ -238,7 +239,8 @@ def _bound(shares: dict[str, float]) -> str:
 
 def _roles_and_waits(names: Names, paths, graph: Graph, function, window, resources):
     begin, end, number = window
-    roles, waits = [], {}
+    roles = []
+    waits: dict[tuple[str, str], list] = {}
     for name, warps in names.roles.items():
         spent: Counter = Counter()
         executed = 0
@@ -248,7 +250,7 @@ def _roles_and_waits(names: Names, paths, graph: Graph, function, window, resour
             executed += sum(begin <= graph.times[node] < end for node in nodes)
             _collect_waits(names, name, warp, paths[warp], graph, window, waits)
         share = 1 / len(warps) / number
-        cycles = Counter()
+        cycles: dict[str, float] = defaultdict(float)
         for reason, value in spent.items():
             cycles[names.reason(reason)] += value * share
         rest = (end - begin) / number - sum(cycles.values())
@@ -262,7 +264,7 @@ def _roles_and_waits(names: Names, paths, graph: Graph, function, window, resour
                 [index for _, index in warps],
                 _registers(paths[warps[0]], resources.registers),
                 executed * share,
-                dict(cycles.most_common()),
+                _largest_first(cycles),
                 names.launch.source(loop.line) if loop and loop.line else "",
                 len(loop.starts) if loop else 0,
                 warps[0][0],
@@ -314,7 +316,7 @@ def _registers(path, at_launch: int) -> int:
 
 def _path(names: Names, graph: Graph, end: int, begin: float, number: int) -> dict[str, float]:
     """The longest chain by whose steps it has, in cycles a turn; the largest first."""
-    spent: Counter = Counter()
+    spent: dict[str, float] = defaultdict(float)
     for (owner, reason), cycles in accounts.chain(graph, end, begin).items():
         kind = reason[0]
         if kind == "wait":
@@ -326,7 +328,11 @@ def _path(names: Names, graph: Graph, end: int, begin: float, number: int) -> di
         else:
             text = f"{names.owner(owner)}: {names.reason(reason)}"
         spent[text] += cycles / number
-    return dict(spent.most_common())
+    return _largest_first(spent)
+
+
+def _largest_first(cycles: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(cycles.items(), key=lambda item: -item[1]))
 
 
 MOST_WHAT_IFS = 8
@@ -349,13 +355,10 @@ def _what_if(names: Names, graph: Graph, cycles: float, waits, work) -> dict[str
     for wait in waits:
         families[wait.barrier] += wait.cycles
     for barrier, _ in families.most_common(MOST_WHAT_IFS):
-        changes[f"waits for {barrier}"] = (
-            lambda tag, b=barrier: tag.kind == "wait" and names.barrier(tag.name) == b,
-            "",
-        )
+        changes[f"waits for {barrier}"] = partial(_waits_for, names, barrier), ""
     for pipe, words in PIPES.items():
         if work.get(pipe):
-            changes[f"time in the {words}"] = (lambda tag, p=pipe: tag.name == p, pipe)
+            changes[f"time in the {words}"] = partial(_named, pipe), pipe
     if work.get("shared memory"):
         free = lambda tag: tag == Tag("pipe", "shared")
         changes["time of accesses to shared memory"] = free, "shared memory"
@@ -367,7 +370,19 @@ def _what_if(names: Names, graph: Graph, cycles: float, waits, work) -> dict[str
     after = cycles - max(graph.times)
     found = {}
     for change, (free, spared) in changes.items():
-        times = graph.evaluate(lambda tag, f=free: tag.kind in ("issue", "others") or f(tag))
+        times = graph.evaluate(partial(_free_or_of_others, free))
         left = max((value for name, value in work.items() if name != spared), default=0.0)
         found[change] = max(after + max(times), left)
     return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _waits_for(names: Names, barrier: str, tag: Tag) -> bool:
+    return tag.kind == "wait" and names.barrier(tag.name) == barrier
+
+
+def _named(pipe: str, tag: Tag) -> bool:
+    return tag.name == pipe
+
+
+def _free_or_of_others(free: Callable[[Tag], bool], tag: Tag) -> bool:
+    return tag.kind in ("issue", "others") or free(tag)

@@ -157,7 +157,7 @@ class Function:
             without = kept - other.blocks
             if other.retries and other.blocks < loop.blocks and self._closes(loop, without):
                 kept = without
-        length = {}
+        length: dict[int, int] = {}
         came_from: dict[int, int | None] = {}
         for block in (b for b in self._order if b in kept):
             before = [
@@ -168,15 +168,15 @@ class Function:
             if block != loop.header and not before:
                 continue
             best = max(before, key=length.__getitem__) if block != loop.header else None
-            length[block] = len(self.blocks[block].instructions) + (length[best] if before else 0)
-            if block == loop.header:
-                length[block] = len(self.blocks[block].instructions)
+            length[block] = len(self.blocks[block].instructions)
+            if best is not None:
+                length[block] += length[best]
             came_from[block] = best
-        block = max((b for b in loop.latches if b in length), key=length.__getitem__)
+        at: int | None = max((b for b in loop.latches if b in length), key=length.__getitem__)
         path = []
-        while block is not None:
-            path.append(block)
-            block = came_from[block]
+        while at is not None:
+            path.append(at)
+            at = came_from[at]
         return [ins for b in reversed(path) for ins in self.blocks[b].instructions]
 
     def _closes(self, loop: Loop, allowed: set[int]) -> bool:
@@ -207,7 +207,8 @@ def _only_waits(code: list[Instruction]) -> bool:
 def parse(text: str) -> list[Function]:
     """Every function of an nvdisasm -c listing; text without a .section line is one function."""
     functions = []
-    name, lines = "", []
+    name = ""
+    lines: list[str] = []
     for line in text.splitlines():
         section = _SECTION.match(line)
         if section:

@@ -55,7 +55,14 @@ def assemble(ptx: str) -> bytes:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
         for program in candidates():
-            command = [program, f"-arch={target[1]}", "-lineinfo", source, "-o", cubin]
+            command: list[str | Path] = [
+                program,
+                f"-arch={target[1]}",
+                "-lineinfo",
+                source,
+                "-o",
+                cubin,
+            ]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 0:
                 return cubin.read_bytes()

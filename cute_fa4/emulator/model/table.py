@@ -143,9 +143,9 @@ def comparison(before: list[Profile], after: list[Profile]) -> str:
         rows += _both("busy: ", old.busy, new.busy, 100)
         olds, news = ({role.name: role for role in p.roles} for p in (old, new))
         for name in dict.fromkeys([*news, *olds]):
-            a = olds[name].cycles if name in olds else {}
-            b = news[name].cycles if name in news else {}
-            rows += _both(f"{name}: ", a, b)
+            before_of = olds[name].cycles if name in olds else {}
+            after_of = news[name].cycles if name in news else {}
+            rows += _both(f"{name}: ", before_of, after_of)
         shown = [row for row in rows[:2]]
         shown += [
             row for row in rows[2:] if abs(row[2] - row[1]) >= max(1.0, LEAST_SHARE * abs(row[1]))

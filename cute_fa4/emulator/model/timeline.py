@@ -22,7 +22,8 @@ def timeline(names: Names, paths: dict, graph: Graph, result, cta: int, steady: 
     numbers: dict[int, int] = {}
     lanes = []
     for name, warp in shown.items():
-        path, merged, line = paths[warp], [], -1
+        path, line = paths[warp], -1
+        merged: list[list] = []
         for start, until, reason, number in accounts.segments(graph, warp, result.cycles):
             event = path[number].event
             if event is not None:

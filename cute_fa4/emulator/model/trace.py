@@ -68,6 +68,8 @@ EXTRA = {
 # on what they compute, so they may do nothing while a trace is taken.
 _WITHOUT_MEANING = re.compile(r"wgmma\.|stmatrix\.")
 _COLUMNS = re.compile(r"\.x(\d+)")
+_MMA_KIND = re.compile(r"kind::(\w+)")
+_WGMMA_COLUMNS = re.compile(r"m64n(\d+)k")
 
 
 @dataclass(eq=False, slots=True)
@@ -238,6 +240,14 @@ def _failed(warp, ins) -> bool:
     return warp.read_pred(ins.operands[0]) & warp.mask != warp.mask
 
 
+def _found(pattern: re.Pattern[str], ins) -> str:
+    """The group of a pattern that each opcode of this kind contains."""
+    match = pattern.search(ins.opcode)
+    if match is None:
+        raise ValueError(f"{ins.opcode} does not contain {pattern.pattern}")
+    return match[1]
+
+
 def _data(kind: str, warp, ins) -> tuple:
     lane = warp.lanes[0]
     if kind == "wait":
@@ -249,21 +259,18 @@ def _data(kind: str, warp, ins) -> tuple:
         from cute_fa4.emulator.ptx.parser import Addr
 
         group = 2 if "cta_group::2" in ins.opcode else 1
-        bits, mma_kind = (
-            int(warp.read32(ins.operands[3])[lane]),
-            re.search(r"kind::(\w+)", ins.opcode)[1],
-        )
+        bits, mma_kind = int(warp.read32(ins.operands[3])[lane]), _found(_MMA_KIND, ins)
         if "block_scale" in ins.opcode:
             shape = decode_scaled_instruction(bits, mma_kind, None, group)
         else:
             shape = decode_instruction(bits, mma_kind, group)
         return shape.m, shape.n, isinstance(ins.operands[1], Addr), group
     if kind == "wgmma":
-        return (int(re.search(r"m64n(\d+)k", ins.opcode)[1]),)
+        return (int(_found(_WGMMA_COLUMNS, ins)),)
     if kind == "wgwait":
         return (int(ins.operands[0].value),)
     if kind in ("ld", "st"):
-        return (int(_COLUMNS.search(ins.opcode)[1]),)
+        return (int(_found(_COLUMNS, ins)),)
     if kind == "drain":
         return (int(ins.operands[0].value),)
     if kind == "bar":

@@ -19,7 +19,7 @@ from math import floor, log2
 
 @dataclass(frozen=True)
 class Quantized:
-    """What a quantized dtype needs beside its numbers.
+    """Properties that only quantized dtypes have.
 
     p          dtype of P: probabilities lie between 0 and a power of two, so a mantissa bit beats range
     one        bits of the number 1

@@ -2,7 +2,7 @@
 
     flash_attn_func          (batch, seqlen, heads, head_dim)
     flash_attn_varlen_func   sequences of different lengths, their keys packed, padded or in pages
-    flash_attn_with_kvcache  new rows are written behind those of a cache, then attention over all of it
+    flash_attn_with_kvcache  new rows are written after those of a cache, then attention over all of it
 
 trace      operators/                       a tracer sees one operator instead of what follows
 repeat     calls/repeat.py                  a call like an earlier one goes from its key to the launch
@@ -250,8 +250,8 @@ def flash_attn_func(
                   float8: q of 16 bits is then taken as it is, or quantised by query and head (q_quantize)
     k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k or of float8 under 16 bits: the
                   last d columns of every key, which all heads share (multi-head latent attention); k has those
-                  before them, and q all: head_dim is their sum. d up to 64, behind a multiple of 64; of float8 as k
-                  up to 128, behind a multiple of 16 up to 128. A slice of a latent cache is one. None: k has all
+                  before them, and q all: head_dim is their sum. d up to 64, after a multiple of 64; of float8 as k
+                  up to 128, after a multiple of 16 up to 128. A slice of a latent cache is one. None: k has all
     q_rope        (batch, seqlen_q, heads_q, d), of the dtype of k_rope, bf16 or fp16, beside q and k of float8 with a
                   multiple of 16 columns, up to 128: scores are q_descale * k_descale * (q k + q_rope k_rope), so what
                   has a scale has its columns here divided by it. q of 16 bits and all columns over such k has both
@@ -317,7 +317,7 @@ def flash_attn_func(
     synchronising. CPU tensors are executed by the emulator, with one EmulatorWarning per process.
 
     Raises TypeError and ValueError with the argument, its value and what is accepted;
-    NotImplementedError for parameters and gradients that are not built. capabilities() answers the
+    NotImplementedError for parameters and gradients that are not supported. capabilities() answers the
     same questions beforehand.
     """
 
@@ -479,12 +479,12 @@ def flash_attn_with_kvcache(
                        batch. One that does not exist has no keys (on CUDA) or is an error (on the CPU).
                        Where new rows go to one sequence twice, which of them stay is not said
     cache_leftpad      (batch,) int32: the first key of sequence b is row cache_leftpad[b] of its cache; rows
-                       before it may hold anything. cache_seqlens and key_limit count from row 0 all the
-                       same; masks and score functions see that key as key 0. Paged caches are then loaded
+                       before it may hold anything. cache_seqlens and key_limit count from row 0
+                       anyway; masks and score functions see that key as key 0. Paged caches are then loaded
                        as those with pages of one key are: row by row
 
     The new rows of a sequence must fit its cache: what does not is dropped (on CUDA, where lengths
     are not read on the host) or an error (on the CPU). The other parameters and the results are
     those of flash_attn_varlen_func. Under torch.autocast q, k and v are cast, the caches are not:
-    they must have the dtype of the region. rotary_cos, rotary_sin and qv are not built.
+    they must have the dtype of the region. rotary_cos, rotary_sin and qv are not supported.
     """

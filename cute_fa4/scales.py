@@ -33,7 +33,7 @@ _MEANING = {letter: said for said, letter in SPELLING.items()}
 
 @dataclass(frozen=True, repr=False)
 class Scales:
-    """Of each tensor "head", "row", "block" or None: no scales. repr gives the letters, which options take.
+    """Scales of each tensor: "head", "row", "block" or None (no scales). repr gives the letters, which options take.
 
     >>> Scales(q="row", k="row", v="head").letters, Scales.of("xyv").k
     ('QKv', 'block')

@@ -30,7 +30,7 @@ BYTES = (M + N) * K_TILE * 2  # of one stage
 
 
 def names(stages: int) -> KernelLabels:
-    """What the reports call warps and mbarriers: offset in shared memory, name, who waits, who arrives."""
+    """Names of warps and mbarriers in reports: offset in shared memory, name, who waits, who arrives."""
     full = [(8 * i, f"full[{i}]", "multiply", "load") for i in range(stages)]
     empty = [(8 * (stages + i), f"empty[{i}]", "load", "multiply") for i in range(stages)]
     return KernelLabels(

@@ -16,7 +16,7 @@ from cute_fa4.reference import (
 from cute_fa4.sm100.backward.config import BackwardConfig
 
 ROWS = 140  # two tiles, of which one is ragged
-PADDING = 3  # rows behind a sequence, where lengths say so
+PADDING = 3  # rows after a sequence, where lengths say so
 SIZE = 50  # of masks: within a tile
 
 

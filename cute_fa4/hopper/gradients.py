@@ -1,6 +1,6 @@
 """Gradients on a Hopper GPU: calls of the public functions whose q, k and v want gradients.
 
-What must hold of each problem:
+Each problem must satisfy:
 
     every gradient   within allowed_gradient_errors of float64 (reference.py), a sequence at a time
     two launches     the same bits: nothing is added with atomics

@@ -89,7 +89,7 @@ def variant_step(variant: Variant, problems, used: Used, guarded: bool = False):
                     place = guard.place if guarded else None
                     call = calls.call(variant, problem, "cuda", seed=number, place=place)
                     row = check.check(call, used.last)
-            except (check.WrongResult, JitError) as error:  # JitError: the kernel was not built
+            except (check.WrongResult, JitError) as error:  # JitError: no kernel
                 fail(result, f"{where}: {error}")
                 continue
             except RuntimeError as error:
@@ -112,7 +112,7 @@ def gradients_step(problem: Problem):
     def step(result: dict) -> None:
         try:
             row = gradients.check(problem)
-        except JitError as error:  # the kernel was not built
+        except JitError as error:  # no kernel
             fail(result, f"{problem.title}: {error}")
             return
         result["gradients"].append(row)

@@ -16,7 +16,7 @@ SAME = dict(exponential="exact", exp2_emulated=0)
 
 
 def tensors(head_dim, heads, queries=300, keys=520):
-    """Of 8 bits: five key tiles, the last one cut; two blocks a head; scores wide enough that O is rescaled."""
+    """Tensors of 8 bits: five key tiles, the last one cut; two blocks a head; scores wide enough that O is rescaled."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, n, heads, head_dim, generator=generator) for n in (queries, keys, keys)

@@ -1,7 +1,7 @@
 """Scores of any size, in every family of kernels: a row is right, or NaN in out and LSE, or that of no keys.
 
     |c m| within the limit of P's dtype     right (c m: the largest score of the row, scaled, in units of log2)
-    c m above it, or NaN                    out and LSE are NaN: never a finite LSE beside a row that is NaN
+    c m above it, or NaN                    out and LSE are NaN: never a finite LSE of a row that is NaN
     c m below minus the limit               out 0 and LSE -inf: scores as low as that weigh nothing, in any part
 
 q is a number for each row and k a number for each key, the same in all columns: every score is exact in float32.

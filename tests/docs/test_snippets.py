@@ -44,7 +44,7 @@ AFTER = {
     "README.md": "assert out.shape == q.shape and lse.shape == (1, 4, 300)",
     "docs/deployment.md": "assert compiled == 0  # warmup found everything loaded",
 }
-# What a page prints.
+# Output of a page.
 PRINTS = {"docs/deployment.md": ["_lse_sm_100a", "export it"]}  # the JitError names what is missing
 # What its blocks of text show of the reports; paths are those of the folder it runs in.
 PRINTS["docs/debugging.md"] = [
@@ -108,7 +108,7 @@ def run_page(page: str, folder: Path) -> subprocess.CompletedProcess:
     return scripts.run(*options, stdin=text, env=env, cwd=folder, timeout=600)
 
 
-# What a newcomer runs first is run in every commit; the others compile kernels of their own.
+# The page that a newcomer runs first is run in every commit; the others compile kernels of their own.
 FIRST = "README.md"
 OTHERS = [page for page in PAGES if steps(page) and page != FIRST]
 

@@ -1,4 +1,4 @@
-"""What a dtype is stands in one table, cute_fa4/dtypes.py: no other module names a quantized dtype.
+"""Properties of dtypes stand in one table, cute_fa4/dtypes.py: no other module names a quantized dtype.
 
 A dtype can join by a row only if no other module lists names or counts whole bytes. So no module names a quantized
 dtype, its type in torch or its type in the compiler, and none decides by the bytes of an element. The emulator has
@@ -21,7 +21,7 @@ APART = "cute_fa4/emulator/"
 NAMED = {
     "cute_fa4/hopper/cases.py": 35,  # problems of a check: data
 }
-# What cannot say half a byte, or lists dtypes a second time.
+# Names that cannot say half a byte, or list dtypes a second time.
 GONE = {"dtype_bytes", "DTYPE_BYTES", "elem_bytes", "FP8_DTYPES", "has_fp8"}
 
 NARROW = [*(DTYPES[name] for name in QUANTIZED), E8M0]

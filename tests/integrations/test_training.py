@@ -85,7 +85,7 @@ LEARNT = 0.3
 
 
 def losses(name: str, attention: str, dtype=torch.bfloat16) -> list[float]:
-    """Of a few steps on one batch, of weights in float32 that the model has in its dtype."""
+    """Losses of a few steps on one batch, of weights in float32 that the model has in its dtype."""
     model = tiny.build(name, attention, dtype).train()
     weights = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.SGD(weights, lr=RATE, momentum=0.9)

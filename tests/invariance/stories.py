@@ -56,7 +56,7 @@ class Piece:
     page_size   of pages
     company     lengths (queries, keys) of the sequences before and after it in the batch
     lse         is returned
-    spare       further keys behind the last one are in memory, and NaN
+    spare       further keys after the last one are in memory, and NaN
     """
 
     first: int
@@ -203,7 +203,7 @@ def paged_call(story: Story, piece: Piece, options: dict):
 
 
 def cache_call(story: Story, piece: Piece, options: dict):
-    """A dense cache with room behind its keys; neighbours have as many queries and no more keys."""
+    """A dense cache with room after its keys; neighbours have as many queries and no more keys."""
     rows = piece.last - piece.first
     company = tuple(tuple((rows, keys) for _, keys in side) for side in piece.company)
     parts, which = parts_of(story, Piece(piece.first, piece.last, company=company))

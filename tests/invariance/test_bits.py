@@ -48,7 +48,7 @@ def invariant(monkeypatch):
 
 
 def differing(story: Story, whole: tuple, piece: Piece, **options) -> list[str]:
-    """What of a piece differs from the whole."""
+    """Results of a piece that differ from the whole."""
     out, lse = story.results(piece, **options)
     rows = slice(piece.first, piece.last)
     found = []

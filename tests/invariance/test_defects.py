@@ -1,6 +1,6 @@
 """Each rule of the contract, broken: some piece then differs from the whole (docs/invariance.md names the rules).
 
-A defect leaves the variable on and changes one decision, as it was before the contract.
+A defect leaves the variable on and changes one decision back to that before the contract.
 """
 
 from types import SimpleNamespace

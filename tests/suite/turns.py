@@ -71,5 +71,5 @@ def by_turns(values: Iterable, among: Iterable = (), every: int = OF_CASES) -> l
 
 
 def mark(area: str, kept: bool, seconds: float = 0.5):
-    """Of a case that the sweep runs, and plain pytest where it is kept."""
+    """The mark of a case that the sweep runs, and plain pytest where it is kept."""
     return pytest.mark.sweep(area=area, kept=kept, kernel=None, seconds=seconds)

@@ -1,10 +1,10 @@
-"""Causes beside a symptom: waits that were over before they began, bytes that were not announced.
+"""Causes of a symptom: waits that were over before they began, bytes that were not announced.
 
     symptom                         cause that the report names
     a race, a read of old bytes     the wait before it asked for a phase that was already past, and who completed that
     bytes without an announcement   what was announced and what came, both with their lines
 
-A past phase is no error by itself: a kernel may wait for one phase as often as it likes. So the causes are looked for
+A past phase alone is no error: a kernel may wait for one phase as often as it likes. So the causes are looked for
 when something has gone wrong, and only where they explain it.
 """
 
@@ -83,7 +83,7 @@ def _at(issuer):
 
 
 def _unannounced(error, machine):
-    """Of barriers that got bytes nobody announced: what was announced, what came, and the lines of both."""
+    """Announced and received bytes of barriers where these differ, and the lines of both."""
     if not isinstance(error, RaceError | InFlightError | UninitializedRead) and (
         "in flight" not in str(error)
     ):

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 
 class Tag(NamedTuple):
-    """What an edge is; see the table above."""
+    """The kind of an edge; see the table above."""
 
     kind: str
     name: object = None
@@ -98,7 +98,7 @@ class Graph:
             self.last[pipe], self.busy[pipe] = number, busy
 
     def result(self, number: int, warp: tuple, scoreboard: int, latency: float, name: str) -> None:
-        """A scoreboard is busy until a result of the instruction is there."""
+        """A scoreboard is busy until a result of the instruction is ready."""
         self._expected[warp, scoreboard].append((number, latency, Tag("result", name)))
 
     def wait(self, number: int, warp: tuple, scoreboard: int, key, latency: float, passed: bool):
@@ -176,7 +176,7 @@ class Graph:
     def evaluate(
         self, free: Callable[[Tag], bool] = lambda tag: False, starts: float = 0.0
     ) -> list[float]:
-        """Times of all nodes if free edges took no time and nobody waited for them.
+        """Times of all nodes if free edges took no time and no node waited for them.
 
         free  of a tag: waits, results, meetings, drains, pipes and turns of other warps are dropped; an engine's work
               takes no time

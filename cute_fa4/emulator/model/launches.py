@@ -83,7 +83,7 @@ def anchors(instructions, labels: dict) -> frozenset[str]:
 
 
 class _Launches(Observer):
-    """Gives each launch a trace of its own, and keeps names."""
+    """Gives each launch its own trace, and keeps names."""
 
     def __init__(self, recorder: trace.Recorder, cluster: int):
         self.recorder, self.cluster = recorder, cluster

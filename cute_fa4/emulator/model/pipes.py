@@ -172,7 +172,7 @@ _RESULTS = {
 
 
 def result_name(name: str) -> str:
-    """What an instruction's scoreboard waits for, in words. name: the opcode without suffixes."""
+    """The result that an instruction's scoreboard waits for, in words. name: the opcode without suffixes."""
     if name in _RESULTS:
         return _RESULTS[name]
     if name in _SHARED:

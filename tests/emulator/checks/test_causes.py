@@ -1,4 +1,4 @@
-"""Reports name the cause beside the symptom: a wait that was over before it began, bytes that were not announced."""
+"""Reports name the cause with the symptom: a wait that was over before it began, bytes that were not announced."""
 
 import re
 

@@ -95,7 +95,7 @@ def of_functions(name) -> bool:
 def ragged_is_right(padding: int, hidden: int) -> bool:
     """Sequences of a packed call, each against float64 alone.
 
-    padding: NaN rows behind each sequence, which lengths leave out; hidden: keys at its end that a limit hides
+    padding: NaN rows after each sequence, which lengths leave out; hidden: keys at its end that a limit hides
     """
     alone = [Problem(*lengths, heads=(2, 1)).tensors(n) for n, lengths in enumerate(LENGTHS)]
     options = [

@@ -2,7 +2,7 @@
 
 Reached means by the kernels that calls get (sm100/choose/which_kernel.py) and by their launches (launches.py), under
 what the environment variables say (compiler/policy.py) and what the tuning table tries: pairs of CTAs, clusters, split
-keys, claims. What is not reached is code that nobody runs: it is deleted, or listed in STAYS with its reason
+keys, claims. Code that is not reached runs in no call: it is deleted, or listed in STAYS with its reason
 (docs/decisions/0034).
 """
 
@@ -94,7 +94,7 @@ def problems():
 
 
 def configs():
-    """Of every problem, all kernels that its calls get."""
+    """All kernels that calls of every problem get."""
     for problem in problems():
         for pairs, stays in product((None, True), (False, True)):
             call = Call.of_choices(problem, pairs=pairs, stays=stays)

@@ -59,8 +59,8 @@ def window(p, j):
     return (p - 600 <= j) & (j <= p)
 
 
-# Unused rows, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads. Of 2,100 keys those
-# from tile 11 on are seen, of 700 and less all.
+# Unused rows, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads. The
+# window shows the keys of 2,100 from tile 11 on, and all of 700 and fewer.
 WINDOW = (
     [3, 0, 1, 4],
     [700, 300, 0, 2100],

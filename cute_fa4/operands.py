@@ -79,7 +79,7 @@ class CallTensors(NamedTuple):
     new_k: Annotated[Tensor, Operand(NEW, cached="k")] = None
     new_v: Annotated[Tensor, Operand(NEW, cached="v")] = None
     cu_seqlens_k_new: Annotated[Tensor, Operand(NEW, OFFSETS)] = None
-    # Of tensors of 8 bits. The first letter is that of Problem.descales.
+    # Of 8-bit tensors. The first letter names the field of Scales (cute_fa4/scales.py).
     q_descale: Annotated[Tensor, Operand(SCALES)] = None
     k_descale: Annotated[Tensor, Operand(SCALES)] = None
     v_descale: Annotated[Tensor, Operand(SCALES)] = None
@@ -141,8 +141,12 @@ PLACES = {
 # Of queries: offsets, and how many count. The kernel that merges parts has these alone.
 LENGTHS_OF_QUERIES = tuple(name for name in NAMES[LENGTHS] if name.endswith("_q"))
 OFFSETS_OF_QUERIES, _ = LENGTHS_OF_QUERIES
-# Of packed queries and keys: the backward pass has these alone.
+# Of packed queries and packed keys.
 OFFSETS_OF_SEQUENCES = tuple(name for name in NAMES[LENGTHS] if OPERANDS[name].axes == OFFSETS)
+# Offsets, and how many queries and keys count: all that a call without pages has.
+LENGTHS_OF_SEQUENCES = tuple(
+    name for name in NAMES[LENGTHS] if OPERANDS[name].within is None and name != "page_table"
+)
 
 
 # Arguments of the operators in the order of their schemas, which are public: those after the star have a default.

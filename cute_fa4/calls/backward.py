@@ -19,13 +19,14 @@ from cute_fa4.calls.plan import as_read
 from cute_fa4.dtypes import UNQUANTIZED, names_of
 from cute_fa4.layouts.scalars import maximum
 from cute_fa4.masks import BoundMask, full
+from cute_fa4.operands import LENGTHS_OF_SEQUENCES
 from cute_fa4.sm100.backward.config import ROWS, STATS, BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 
 DTYPES = names_of(UNQUANTIZED)
 # Tensors that the backward pass takes as they are, besides those that score functions read.
-TENSORS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "learnable_sink")
+TENSORS = (*LENGTHS_OF_SEQUENCES, "learnable_sink")
 # What a call with gradients may have: this, numbers, functions of scores, and what changes no result.
 ACCEPTED = frozenset(
     (

@@ -7,7 +7,14 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 from __future__ import annotations
 
 from cute_fa4.dtypes import DTYPES, elements_in
-from cute_fa4.operands import LENGTHS, LENGTHS_OF_QUERIES, NAMES, OPERANDS
+from cute_fa4.operands import (
+    LENGTHS,
+    LENGTHS_OF_QUERIES,
+    LENGTHS_OF_SEQUENCES,
+    NAMES,
+    OFFSETS_OF_SEQUENCES,
+    OPERANDS,
+)
 from cute_fa4.scales import BLOCK, HEAD
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
@@ -238,8 +245,8 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
     def values(sizes, depth):
         return _fake_rows(config.dtype, (*sizes, depth))
 
-    in_batch = 2 + 3 * config.used
-    lengths = Int32(1), Int32(1), *(_fake("i32", (sym_int(),)) for _ in range(in_batch))
+    in_batch = LENGTHS_OF_SEQUENCES if config.used else OFFSETS_OF_SEQUENCES
+    lengths = Int32(1), Int32(1), *(_fake("i32", (sym_int(),)) for _ in in_batch)
     return dict(
         q=values(queries, config.depth),
         k=values(keys, config.depth),

@@ -375,7 +375,8 @@ def paper() -> str:
     from cute_fa4.distributed.volume import rows_that_hide_a_hop
 
     lines = [
-        "| link, GB/s a direction | query heads a key/value head | rows of a GPU | on 8 | on 64 | on 512 GPUs |",
+        "| link, GB/s per direction | query heads per key/value head | rows per GPU "
+        "| tokens on 8 | on 64 | on 512 GPUs |",
         "|---|---|---|---|---|---|",
     ]
     for name, rate in LINKS.items():

@@ -194,6 +194,7 @@ def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str,
             module = cute_fa4 if "direct" in way else functional
             call = lambda *given: module.scaled_dot_product_attention(*given, is_causal=causal)
             if "compiled" in way:
+                torch._dynamo.reset()  # graphs of an earlier case, which end at the call, are not asked again
                 call = torch.compile(call, backend="eager", fullgraph="fullgraph" in way)
             out = call(q, k, v)
     finally:

@@ -273,7 +273,7 @@ def test_a_tensor_that_a_function_reads_wants_no_gradient():
     [
         (
             dict(score_mod=of_compiler),
-            "with score_mod .*of_compiler, which handles values of the compiler",
+            "with score_mod .*, which handles values of the compiler",
         ),
         (dict(depth=136), "for head_dim 136 of q; accepted head dims: up to 128"),
     ],

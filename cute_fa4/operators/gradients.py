@@ -16,6 +16,7 @@ from cute_fa4.calls.backward import TENSORS, Attended, Scores
 from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import is_transformed
+from cute_fa4.operators.registration import defined
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.backward.config import MOST_DEPTH
 
@@ -180,19 +181,5 @@ def _below_autograd(keyset, dout, q, k, v, out, lse, **options):
         return flash_attn_backward.redispatch(after, dout, q, k, v, out, lse, **options)
 
 
-def _define() -> torch.library.Library:
-    library = torch.library.Library("cute_fa4", "FRAGMENT")
-    try:
-        library.define(_SCHEMA, tags=_TAGS)
-        library.impl("flash_attn_backward", _run, "CPU")
-        library.impl("flash_attn_backward", _run, "CUDA")
-        library.impl("flash_attn_backward", _below_autograd, "Autograd", with_keyset=True)
-        torch.library.register_fake("cute_fa4::flash_attn_backward", _fake, lib=library)
-        return library
-    except BaseException:
-        library._destroy()  # Ctrl-C: the next import could not define it again
-        raise
-
-
-_library = _define()
+_library = defined(_SCHEMA, _TAGS, _run, _below_autograd, _fake)
 flash_attn_backward = torch.ops.cute_fa4.flash_attn_backward.default

@@ -9,6 +9,7 @@ from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.calls.split_keys.merge import check_parts, merged
 from cute_fa4.operators import sharding
 from cute_fa4.operators.refusals import in_graph
+from cute_fa4.operators.registration import defined
 
 _SCHEMA = "merge(Tensor outs, Tensor lses, *, ScalarType? dtype=None) -> (Tensor out, Tensor lse)"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -61,21 +62,6 @@ def _batched(info, in_dims, outs, lses, *, dtype=None):
     return (out, lse), (0, 0)
 
 
-def _define() -> torch.library.Library:
-    library = torch.library.Library("cute_fa4", "FRAGMENT")
-    try:
-        library.define(_SCHEMA, tags=_TAGS)
-        library.impl("merge", _run, "CPU")
-        library.impl("merge", _run, "CUDA")
-        library.impl("merge", _below_autograd, "Autograd", with_keyset=True)
-        torch.library.register_fake("cute_fa4::merge", _fake, lib=library)
-        torch.library.register_vmap("cute_fa4::merge", _batched, lib=library)
-        return library
-    except BaseException:
-        library._destroy()  # Ctrl-C: the next import could not define it again
-        raise
-
-
-_library = _define()
+_library = defined(_SCHEMA, _TAGS, _run, _below_autograd, _fake, _batched)
 merge = torch.ops.cute_fa4.merge.default
 sharding.add_rule(merge, sharding.cuts_of_merge)

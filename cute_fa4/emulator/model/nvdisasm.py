@@ -28,23 +28,30 @@ class NvdisasmError(RuntimeError):
 
 def find() -> Path:
     """The nvdisasm program; NvdisasmError with the remedy when there is none."""
-    for path in _candidates():
-        if path.is_file():
-            return path
+    for path in installed("nvdisasm", ("nvdisasm",), NvdisasmError, REMEDY):
+        return path
     raise NvdisasmError(f"nvdisasm not found in $NVDISASM, site-packages and $PATH. {REMEDY}")
 
 
-def _candidates() -> Iterator[Path]:
-    if "NVDISASM" in os.environ:
-        named = Path(os.environ["NVDISASM"])
+def installed(
+    name: str, in_triton: tuple[str, ...], error: type[Exception], remedy: str
+) -> Iterator[Path]:
+    """Every program of NVIDIA with this name, in the order that the head of this module says.
+
+    in_triton  its names there. error, remedy: for an environment variable that names no file
+    """
+    variable = name.upper()
+    if variable in os.environ:
+        named = Path(os.environ[variable])
         if not named.is_file():
-            raise NvdisasmError(f"NVDISASM={named} is not a file. {REMEDY}")
+            raise error(f"{variable}={named} is not a file. {remedy}")
         yield named
     for folder in package_folders("nvidia"):
-        yield from sorted(folder.glob("cu*/bin/nvdisasm"), reverse=True)
+        yield from sorted(folder.glob(f"cu*/bin/{name}"), reverse=True)
     for folder in package_folders("triton"):
-        yield folder / "backends" / "nvidia" / "bin" / "nvdisasm"
-    on_path = shutil.which("nvdisasm")
+        programs = (folder / "backends" / "nvidia" / "bin" / each for each in in_triton)
+        yield from (program for program in programs if program.is_file())
+    on_path = shutil.which(name)
     if on_path:
         yield Path(on_path)
 

@@ -10,15 +10,13 @@ A program that is too old for the text is passed over, so the first that accepts
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cute_fa4.emulator.model.nvdisasm import package_folders
+from cute_fa4.emulator.model.nvdisasm import installed
 
 REMEDY = "pip install nvidia-cuda-nvcc, or set PTXAS to the path of the program"
 _TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.M)
@@ -30,19 +28,7 @@ class PtxasError(RuntimeError):
 
 def candidates() -> Iterator[Path]:
     """Every ptxas there is. PtxasError for $PTXAS that is no file."""
-    if "PTXAS" in os.environ:
-        named = Path(os.environ["PTXAS"])
-        if not named.is_file():
-            raise PtxasError(f"PTXAS={named} is not a file. {REMEDY}")
-        yield named
-    for folder in package_folders("nvidia"):
-        yield from sorted(folder.glob("cu*/bin/ptxas"), reverse=True)
-    for folder in package_folders("triton"):
-        programs = folder / "backends" / "nvidia" / "bin"
-        yield from (p for p in (programs / "ptxas-blackwell", programs / "ptxas") if p.is_file())
-    on_path = shutil.which("ptxas")
-    if on_path:
-        yield Path(on_path)
+    return installed("ptxas", ("ptxas-blackwell", "ptxas"), PtxasError, REMEDY)
 
 
 def assemble(ptx: str) -> bytes:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from cute_fa4.aot import entry, exporter
 from cute_fa4.aot.entry_fields import KINDS, Field
@@ -118,7 +119,7 @@ def _add_kinds(command: argparse.ArgumentParser, *kinds: str) -> None:
 
 def _add_flag(group, name: str, field: Field) -> None:
     flags = (f"--{name.replace('_', '-')}", *_ALIASES.get(name, ()))
-    how = {"dest": name, "default": None, "help": field.help}
+    how: dict[str, Any] = {"dest": name, "default": None, "help": field.help}
     if name == "sink" and field.kind == "switch":
         how |= {"nargs": "?", "const": True, "metavar": "DTYPE"}
         how["help"] = "learnable_sink, of this dtype: f32, bf16 or fp16; default: off"
@@ -169,8 +170,8 @@ def run(options) -> int:
     configs = configs_of(options)
     if options.list:
         print("\n".join(config.name for config in configs))
-        seconds = _minutes(SECONDS * len(configs))
-        print(f"{len(configs)} kernels, about {seconds} to export", file=sys.stderr)
+        minutes = _minutes(SECONDS * len(configs))
+        print(f"{len(configs)} kernels, about {minutes} to export", file=sys.stderr)
         return 0
     if not options.out and not options.wheel:
         raise ExportError(

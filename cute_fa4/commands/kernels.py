@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cute_fa4.aot import installed, loader, manifest
@@ -87,10 +89,10 @@ def problems_of(directory: Path) -> tuple[list[str], int]:
     content = manifest.read_manifest(directory)
     problems, known = [], {manifest.MANIFEST, *(r["path"] for r in _support_files(content))}
     path = directory / manifest.MANIFEST
-    checks = [lambda: manifest.check_versions(path, content["versions"])]
+    checks: list[Callable] = [lambda: manifest.check_versions(path, content["versions"])]
     for kernel in content["kernels"]:
         known |= {record["path"] for record in kernel["files"].values()}
-        checks.append(lambda kernel=kernel: loader.verified_config(directory, kernel))
+        checks.append(partial(loader.verified_config, directory, kernel))
     for check in checks:
         try:
             check()

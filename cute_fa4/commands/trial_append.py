@@ -53,8 +53,10 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     if config.cache_batch_idx:
         picked = torch.tensor(order, dtype=torch.int32, device=device)
     new_k, new_v = map(new_rows, rows)
+    k_cache, v_cache = caches
     tensors = CallTensors(
-        *(None, *caches),
+        k=k_cache,
+        v=v_cache,
         seqused_k=lengths,
         page_table=given,
         cache_batch_idx=picked,
@@ -63,6 +65,7 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         cu_seqlens_k_new=offsets,
     )
     append = prepare_append(tensors, 2)
+    assert append is not None  # there are rows
     append(tensors)
     wrong = sum(
         (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)

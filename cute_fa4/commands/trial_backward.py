@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from cute_fa4.calls.backward import Attended, Scores, gradients
@@ -39,14 +41,15 @@ def worst(config: BackwardConfig, device: str) -> tuple[float, float]:
     dlse = torch.randn(1, 2, ROWS, generator=generator) if config.dlse else None
     out, lse = attention_of_functions_float64(q, k, v, **options)
     tensors = [q, k, v, out.to(dtype), lse.float(), dout, dlse]
-    lengths = []
+    lengths: list[Any] = []
     if config.packed:
         rows = ROWS + PADDING * config.used
         tensors = [_packed(x, rows) for x in tensors]
         offsets = [torch.tensor([0, rows], dtype=torch.int32, device=device)] * 2
         used = [torch.tensor([ROWS], dtype=torch.int32, device=device)] * (3 * config.used)
         lengths = [*offsets, rows, rows, *used]
-    *of, dout_there, dlse_there = (None if x is None else x.to(device) for x in tensors)
+    moved: list[Any] = [None if x is None else x.to(device) for x in tensors]
+    *of, dout_there, dlse_there = moved
     scores = Scores(config.depth**-0.5, bound)
     found = gradients(Attended(*of, *lengths), dout_there, dlse_there, scores)[:3]
     exact = gradients_float64(q, k, v, dout, dlse, **options)

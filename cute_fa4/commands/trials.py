@@ -17,6 +17,7 @@ import os
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.dtypes import E8M0, QUANTIZED, is_quantized
 from cute_fa4.masks import BoundMask
-from cute_fa4.scales import BLOCK, ROW
+from cute_fa4.scales import BLOCK, ROW, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import THEN, packaged_call
@@ -95,10 +96,10 @@ def verdict(config, device: str, executor: str) -> Verdict:
             raise NotTried("another loaded kernel answers the same call")
     except NotTried as why:
         return Verdict(config.name, not_tried=str(why))
-    except JitError as error:
-        return Verdict(config.name, not_tried=f"its call asks for {_asked(error)}")
-    except Exception as error:  # any error: the other kernels are tried, too
-        return Verdict(config.name, failed=f"{type(error).__name__}: {error}")
+    except JitError as missing:
+        return Verdict(config.name, not_tried=f"its call asks for {_asked(missing)}")
+    except Exception as other:  # any error: the other kernels are tried, too
+        return Verdict(config.name, failed=f"{type(other).__name__}: {other}")
     return Verdict(config.name, error, allowed, time.perf_counter() - begin)
 
 
@@ -211,7 +212,7 @@ class _Problem:
         more = 0
         if isinstance(config.schedule, TwoTiles):
             more = config.tiles.rows_per_q_tile // config.heads_per_tile
-        keys = KEYS_OF_PARTS if config.split_keys else KEYS
+        keys: tuple[int, ...] = KEYS_OF_PARTS if config.split_keys else KEYS
         keys = tuple(n + more for n in (KEYS_SHARED if config.share_keys else keys))
         queries = tuple(m + more for m in _queries(config))
         # Dense tensors have one length; another tensor may shorten it.
@@ -235,7 +236,7 @@ class _Problem:
         if config.mask_mod is not None:
             raise NotTried("mask_mod is a function of scores")
         of_callers = not config.split_keys and config.o_dtype not in ("bf16", config.qkv_dtype)
-        if config.descales.o or of_callers:
+        if Scales.of(config.descales).o or of_callers:
             raise NotTried(f"out of {config.o_dtype} belongs to a caller, who passes out=")
         self.scales = trial_scales.drawn(
             *(config, self.queries, self.keys, self.heads, self.heads_kv, generator)
@@ -248,7 +249,7 @@ class _Problem:
 
     def arguments(self) -> dict:
         config, packed = self.config, self.config.q_layout == "packed"
-        said = {
+        said: dict[str, Any] = {
             "q": self._packed(self.q) if packed else self._dense(self.q),
             "mask": BoundMask(config.mask, self.sizes),
             "pack_gqa": config.pack_gqa,
@@ -294,7 +295,7 @@ class _Problem:
 
     def _scales(self) -> dict:
         """The scales of a call; per-token scales have the layout of their tensor."""
-        named = {}
+        named: dict[str, object] = {}
         for (tensor, kind), scale in self.scales.items():
             if kind == BLOCK:
                 named |= self._scales_of_blocks(tensor, scale)
@@ -369,8 +370,9 @@ class _Problem:
     def functions(self) -> list[tuple]:
         """(name, argument) of the score functions, in the order in which they are applied."""
         mod = self.config.score_mod
-        calls = [] if mod is None else [packaged_call(key) for key in mod.key.split(THEN)]
-        if None in calls:
+        found = [] if mod is None else [packaged_call(key) for key in mod.key.split(THEN)]
+        calls = [call for call in found if call is not None]
+        if len(calls) < len(found):
             raise NotTried("a function of the caller's has no definition here")
         return calls
 

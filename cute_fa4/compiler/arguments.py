@@ -15,7 +15,7 @@ from cute_fa4.operands import (
     OFFSETS_OF_SEQUENCES,
     OPERANDS,
 )
-from cute_fa4.scales import BLOCK, HEAD
+from cute_fa4.scales import BLOCK, HEAD, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
@@ -92,7 +92,9 @@ def _in_cache(config: FA4Config) -> tuple:
 
 def _has(config: FA4Config, name: str) -> bool:
     """Whether the kernel has this tensor of lengths or pages."""
-    field, value = OPERANDS[name].config
+    asked = OPERANDS[name].config
+    assert asked is not None, f"{name}: no field of the configuration asks for it"
+    field, value = asked
     return getattr(config, field) == value
 
 
@@ -113,7 +115,7 @@ def _descales(config: FA4Config) -> tuple | None:
         2 if config.kv_layout == "packed" else 3,
     )
     every = []
-    for tensor, kind in config.descales.given:
+    for tensor, kind in Scales.of(config.descales).given:
         rank, dtype = 2, "f32"
         if kind != HEAD:
             rank = of_q + 1 if tensor == "q" else of_keys + (kind == BLOCK)
@@ -132,7 +134,8 @@ def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
 
     if not config.rope_depth:
         return None
-    dtype, rows, further = config.rope_stored_dtype, (*keys[:-1], 1), ()
+    dtype, rows = config.rope_stored_dtype, (*keys[:-1], 1)
+    further: tuple = ()
     if config.rope_page_size:
         rows = sym_int(symbol="rope_pages"), config.rope_page_size, 1
         further = (_fake("i32", (sym_int(), sym_int())),)
@@ -192,7 +195,7 @@ def fake_append_arguments(config: AppendConfig) -> dict:
         cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
         descales=tuple(
             _fake("f32", (None,) * (2 if kind == HEAD else 3), free_last=True)
-            for _, kind in config.descales.given
+            for _, kind in Scales.of(config.descales).given
         )
         or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),

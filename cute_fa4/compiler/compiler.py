@@ -37,8 +37,8 @@ def compile_function(config: Config, executor: str) -> Callable:
 
         options = dict(arch=config.arch, labels=labels, checks=EMULATOR_CHECKS)
         return emulator.compile(kernel, *arguments, **options)
-    options = f"--enable-tvm-ffi --gpu-arch {config.arch}"
-    return cute.compile(kernel, *arguments, options=options)
+    flags = f"--enable-tvm-ffi --gpu-arch {config.arch}"
+    return cute.compile(kernel, *arguments, options=flags)
 
 
 def kernel_and_arguments(config: Config) -> tuple:
@@ -46,18 +46,18 @@ def kernel_and_arguments(config: Config) -> tuple:
     if isinstance(config, AppendConfig):
         from cute_fa4.sm100.append.kernel import AppendKernel
 
-        kernel = AppendKernel(config)
-        return kernel, in_order(kernel, fake_append_arguments(config)), None
+        append = AppendKernel(config)
+        return append, in_order(append, fake_append_arguments(config)), None
     if isinstance(config, CombineConfig):
         from cute_fa4.sm100.combine.kernel import CombineKernel
 
-        kernel = CombineKernel(config)
-        return kernel, in_order(kernel, fake_combine_arguments(config)), None
+        combine = CombineKernel(config)
+        return combine, in_order(combine, fake_combine_arguments(config)), None
     if isinstance(config, BackwardConfig):
         from cute_fa4.sm100.backward.kernel import BackwardKernel
 
-        kernel = BackwardKernel(config)
-        return kernel, in_order(kernel, fake_backward_arguments(config)), None
+        backward = BackwardKernel(config)
+        return backward, in_order(backward, fake_backward_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
     kernel = kernel_class(type(config.schedule))(config)

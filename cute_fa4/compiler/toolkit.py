@@ -62,7 +62,7 @@ def chosen(flavours: tuple[str, ...], driver: int | None) -> str | None:
     ('cu13', 'cu12', 'cu12')
     """
     usable = [f for f in flavours if driver is None or driver // 1000 >= FLAVOURS[f]]
-    return max(usable, key=FLAVOURS.get, default=None)
+    return max(usable, key=lambda f: FLAVOURS[f], default=None)
 
 
 def flavour() -> str | None:

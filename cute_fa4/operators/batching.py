@@ -8,9 +8,13 @@ a loop      packed and paged batches, whose offsets and pages are one example's;
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.pyfunctorch import (
+    VmapInterpreter,
+    retrieve_current_functorch_interpreter,
+)
 
 from cute_fa4.operands import NAMES, SCALES
 from cute_fa4.operators.schemas import names_of
@@ -32,7 +36,7 @@ def rule(operator: Callable, call: dict, written: list[str]):
 
     All examples may have one workspace: nobody reads what a call leaves there.
     """
-    interpreter = retrieve_current_functorch_interpreter()
+    interpreter = cast(VmapInterpreter, retrieve_current_functorch_interpreter())
     level, examples = interpreter.level(), interpreter.batch_size()
     with torch._C._ExcludeDispatchKeyGuard(
         _THIS_VMAP

@@ -149,6 +149,8 @@ def _check_kernel(where: Where, call: dict, latent: bool, heads_first: bool) -> 
 class _StandIn(torch.Tensor):
     """Shape, strides, dtype and device of a tensor, and an address that is right relative to its storage."""
 
+    first_byte: int
+
     @staticmethod
     def __new__(cls, tensor: torch.Tensor, shape, strides, first_byte: int):
         self = torch.Tensor._make_wrapper_subclass(

@@ -124,7 +124,9 @@ def _latent_attention(call: dict):
 
 def _asked(call: dict) -> tuple:
     """What is spelled in `mask` and `score_mod` (causal, a soft cap) has its "off" value here."""
-    spelled = {name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")}
+    spelled: dict[str, object] = {
+        name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")
+    }
     spelled["mask"] = mask_of(call["mask"], tuple(call["mask_sizes"]))
     off = {"window_size": (None, None), "causal": False, "softcap": 0.0}
     return asked_of(call | spelled | off)

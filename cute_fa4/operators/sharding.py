@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -176,11 +177,11 @@ def _placements(cut: dict, roles: list) -> list:
     return [Shard(cut[role]) if role in cut else Replicate() for role in roles]
 
 
-def _local(name: str, value, cuts: dict, roles: list, mesh, is_written: bool):
+def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: bool):
     """What this rank has of an argument, once it lies as the call needs it."""
     if isinstance(value, (list, tuple)):
         return [_local(name, each, cuts, roles, mesh, is_written) for each in value]
-    if not isinstance(value, torch.Tensor) or not hasattr(value, "placements"):
+    if not hasattr(value, "placements"):  # no DTensor
         return value
     needed = _placements(cuts.get(name, {}), roles)
     if list(value.placements) != needed:

@@ -28,9 +28,9 @@ _PAIRS = (masks.Both, masks.Either)
 
 def spell_mask(mask: masks.Mask) -> str:
     kind = type(mask)
-    if kind in _PAIRS:
+    if type(mask) is masks.Both or type(mask) is masks.Either:
         return f"{kind.__name__}({spell_mask(mask.a)},{spell_mask(mask.b)})"
-    if kind is masks.Window:
+    if type(mask) is masks.Window:
         return f"Window({mask.left},{mask.right})"
     if masks.KINDS.get(kind.__name__) is not kind:  # Dynamo of PyTorch 2.8 cannot search values()
         raise NotImplementedError(

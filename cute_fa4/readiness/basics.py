@@ -38,7 +38,7 @@ def device(context: Context) -> dict:
     from cute_fa4.system.devices import refusal_of_compute_capability
 
     why = refusal_of_compute_capability(torch.cuda.get_device_capability())
-    require(why is None, why)
+    require(why is None, str(why))
     described = CudaMachine().describe()
     return {"device": described["gpu"], **found, **described}
 

@@ -22,7 +22,7 @@ def differing(context: Context, streams, call, expected, rounds: int) -> list:
     streams   None is torch's default stream, which every thread uses if it sets none
     expected  what each call must return, bit for bit
     """
-    failures = []
+    failures: list = []
 
     def work(n: int, stream) -> None:
         try:
@@ -101,8 +101,8 @@ def split_keys(context: Context) -> dict:
 
     expected, rounds = [call(n) for n in range(2)], context.size(200, 1)
     errors = [
-        error_of(out, *qkv, "split keys", causal=True)
-        for out, qkv in zip(expected, problems, strict=True)
+        error_of(out, q, k, v, "split keys", causal=True)
+        for out, (q, k, v) in zip(expected, problems, strict=True)
     ]
     failures = differing(context, (None, None), call, expected, rounds)
     require(not failures, f"two threads: {len(failures)} calls failed or differ: {failures[:1]}")

@@ -98,8 +98,8 @@ def gathered_rows(context: Context, queries: int = 1) -> dict:
     out = flash_attn_varlen_func(
         q, k, v, page_table=table.to(context.device), seqused_k=context.int32(keys)
     )
-    rows = [x[order.to(x.device)].reshape(1, -1, 2, 64)[:, :keys] for x in (k, v)]
-    return {"error": error_of(out, q, *rows, f"gathered rows, {queries} queries")}
+    k, v = (x[order.to(x.device)].reshape(1, -1, 2, 64)[:, :keys] for x in (k, v))
+    return {"error": error_of(out, q, k, v, f"gathered rows, {queries} queries")}
 
 
 def gathered_rows_of_pairs(context: Context) -> dict:

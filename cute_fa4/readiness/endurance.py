@@ -78,8 +78,8 @@ def packed_with_empty_sequences(context: Context) -> dict:
             begin_q, begin_k = rows.stop, cols.stop
             what = f"claims {choice}, sequence {n} of {queries} queries and {keys} keys"
             if queries and keys:
-                one = (out[rows], q[rows], k[cols], v[cols])
-                error = error_of(*(x[None] for x in one), what, causal=True)
+                o1, q1, k1, v1 = (x[None] for x in (out[rows], q[rows], k[cols], v[cols]))
+                error = error_of(o1, q1, k1, v1, what, causal=True)
                 worst = max(worst, error)
             elif queries:
                 require((out[rows] == 0).all(), f"{what}: the output must be 0")

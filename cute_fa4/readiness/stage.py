@@ -60,7 +60,7 @@ class Context:
     def arch(self) -> str:
         from cute_fa4.system.devices import target_of
 
-        return target_of(torch.device(self.device, 0 if self.on_gpu else None)).arch
+        return target_of(torch.device("cuda", 0) if self.on_gpu else torch.device(self.device)).arch
 
     def random(self, *shape, dtype=torch.bfloat16, seed=0) -> torch.Tensor:
         """Normal random numbers, the same on every device."""

@@ -35,6 +35,8 @@ class Region:
 class SmemMap:
     """Base of a family's map, a dataclass whose fields are Regions, in memory order."""
 
+    mbarriers: Region  # every family has them
+
     @classmethod
     def of_sizes(cls, **sizes: int | tuple[int, ...]) -> "SmemMap":
         """The map whose fields have these sizes, one behind the other: bytes, or the shape of float32."""

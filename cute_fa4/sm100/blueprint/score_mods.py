@@ -409,7 +409,7 @@ THEN = " then "
 """Between the keys of composed functions."""
 
 
-def packaged_call(key: str) -> tuple[str, object] | None:
+def packaged_call(key: str) -> tuple[str, Any] | None:
     """The name and argument of a packaged function's key; None for any other key.
 
     >>> packaged_call("soft_cap(50.0)"), packaged_call("my_function:1234")

@@ -1,4 +1,4 @@
-"""Every mbarrier of the latent kernel: who raises it, who waits for it, how many arrivals that takes.
+"""Every mbarrier of the latent kernel: which role arrives, which role waits, and the number of arrivals.
 
 barrier       number  raised by             awaited by    means
 q_full        1       load 1 (+ bytes)      mma           the Q tile is in shared memory
@@ -47,14 +47,14 @@ ROPE_SLOT = "rope_slot"
 
 
 def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
-    """The table of a kernel whose rings have so many slots."""
+    """The table of a kernel with rings of this many slots."""
     numbers = dict(swapped.table(warps, kv_slots).numbers) | {ROPE_SLOT: rope_slots}
     assert numbers[KV_SLOT] == kv_slots
     return BarrierTable(rows(warps), numbers)
 
 
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of swapped operands, and the ring of the rotary columns."""
+    """Every barrier, in memory order: those of the swap-AB kernel, and the ring of the rotary columns."""
     changed = {
         "kv_full": {"means": "128 columns of a key tile are there"},
         "kv_empty": {"means": "both of the slot's products have completed"},
@@ -65,7 +65,7 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
 
 
 def rope_rows(loaded: Arrivals, made: str) -> tuple[Barrier, ...]:
-    """The ring of the rotary columns. loaded: who announces them; made: what has happened when they are free."""
+    """The ring of the rotary columns. loaded: the arrivals that fill a slot; made: the event that frees it."""
     there = "the rotary columns are there"
     return (
         Barrier("rope_full", ROPE_SLOT, (loaded,), "mma", there, "rope_empty"),

@@ -1,8 +1,8 @@
 """SM100MLADecode: decode from a latent cache, multi-head latent attention in its absorbed form.
 
-All heads share one row of 576 columns a token: K is the whole row, V its first 512 columns. So a key tile in shared
-memory serves both products, read with one major and then with the other, and 1,152 bytes a token are all that comes
-from memory. Keys and columns of V are the lanes of tensor memory, the query rows are its columns, as in mhaswap:
+All heads share one row of 576 columns per token: K is the whole row, V its first 512 columns. A key tile in shared
+memory therefore serves both products: it is read K-major for S and MN-major for O. Global memory traffic is 1,152
+bytes per token. Keys and columns of V map to the lanes of tensor memory, query rows to its columns, as in mhaswap:
 
     S^T = K Q^T             128 keys x rows            576 columns: four slabs of 128, and 64 rotary ones
     O_i^T += V_i^T P^T      128 columns of V x rows    slab i, four times
@@ -21,7 +21,7 @@ Steady state of one CTA with 64 rows. A line is an issue slot, not a duration; t
     1(2)          O2 += 0(2) P            .
     1(3) 1(rope)  O3 += 0(3) P            .
 
-Up to 32 rows leave room for a fifth slab, which is on its way meanwhile. The softmax warps are those of mhaswap.
+Up to 32 rows leave room for a fifth slab, which is in flight meanwhile. The softmax warps are those of mhaswap.
 Read next: products.py, load.py, tiles.py, smem_map.py, docs/decisions/0011.
 """
 
@@ -46,7 +46,7 @@ from .products import LatentConsumer
 
 @dataclass(frozen=True)
 class Latent(Loads):
-    """A key tile is copied in slabs."""
+    """Loads a key tile in slabs."""
 
     load_tile = staticmethod(load.load_tile)
 
@@ -56,7 +56,7 @@ LATENT = Latent()
 
 @dataclass(frozen=True)
 class LatentCTA(CTA):
-    """producer, consumer: of both rings."""
+    """producer, consumer: the ends of both rings."""
 
     producer: LatentProducer
     consumer: LatentConsumer
@@ -66,7 +66,7 @@ class SM100MLADecode(SM100MHASwap):
     """Forward attention on SM100 over a latent cache for 8 to 64 query rows a CTA."""
 
     def kv_operands(self, mK, mV):
-        """Of one cache: V is not looked at. Where pages come whole, slabs have descriptors of their own."""
+        """Operands of one cache: V is ignored. If pages come whole, slabs have their own descriptors."""
         cfg, columns = self.cfg, self.cfg.tiles.swizzle_granule
         if not cfg.tiles.pages_come_whole:
             k, rows = tma.kv_operand(cfg, mK, columns, is_v=True)

@@ -1,9 +1,9 @@
-"""Load warp of the latent kernel: a key tile is four slabs and the rotary columns, each with a barrier of its own.
+"""Load warp of the latent kernel: a key tile is four slabs and the rotary columns, each with its own barrier.
 
     order     Q   slab 0      slab 1      slab 2      slab 3      rope          slab 0 of the next tile ...
     barrier   q   kv_full[0]  kv_full[1]  kv_full[2]  kv_full[3]  rope_full[0]  kv_full[4]
 
-What lies behind the keys of a sequence arrives as zeros: these rows are V too, and 0 * NaN is NaN.
+TMA fills rows past the end of a sequence with zeros: these rows are V too, and 0 * NaN is NaN.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ..sync.kernel_args import KernelArgs
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
 
-KV_HEAD = 0  # the only one
+KV_HEAD = 0  # a latent cache has one head
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class LatentProducer:
         return LatentSlots(self.slabs.first(), self.rope.first())
 
     def drain(self, at: LatentSlots):
-        """Behind the last tile: a CTA by itself raises its own barriers."""
+        """Called after the last tile. Nothing to drain: a CTA without a cluster only signals its own barriers."""
 
 
 def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, first: int, end: int):
-    """Copy columns [first, end) of a key tile: 64 at a time, or all of a slab where its pages come whole."""
+    """Copy columns [first, end) of a key tile: 64 at a time, or a whole slab if pages come whole."""
     tiles, dtype, boxes = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass, args.k.boxes
     if tiles.pages_come_whole:
         if end - first == tiles.slab_columns:
@@ -82,7 +82,7 @@ def load_tile(
     at: LatentSlots,
     q_phase: Int32,
 ) -> LatentSlots:
-    """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
+    """Load key tile n, and Q with the first one; arguments as in roles/load.py."""
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     found = rows_of_tile(cfg, args, work, n, entries)

@@ -5,9 +5,9 @@
                     O1 += slab1 P   release slab1
                     ...
 
-A slab is used twice and released once. The next tile's slabs arrive while the products of this one run: those that the
-ring has beyond four at once, the others as slots are released. S of the next tile cannot be made before: its slabs
-take the slots of these.
+A slab is used twice and released once. The next tile's slabs arrive while the products of this one run: slots beyond
+four are filled at once, the others as they are released. S of the next tile cannot be computed earlier, because its
+slabs reuse the slots of this tile.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class LatentConsumer:
 
 
 def multiply_kq(cfg, smem: Smem, k: OperandTile, address, s_address, first: int):
-    """S^T (+)= K Q^T over the columns of the tile k at a shared address, of which `first` is the first."""
+    """S^T (+)= K Q^T over the columns of the tile k at a shared address, starting at column `first`."""
     m, n, depth = cfg.tiles.qk_mma_shape
     step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
@@ -57,7 +57,7 @@ def multiply_kq(cfg, smem: Smem, k: OperandTile, address, s_address, first: int)
 
 
 def multiply_vp(cfg, smem: Smem, address, o_address, accumulate):
-    """O_i^T (+)= V_i^T P^T: the columns of the slab at a shared address are the lanes."""
+    """O_i^T (+)= V_i^T P^T for the slab at a shared address; its columns map to the lanes."""
     m, n, keys = cfg.tiles.pv_mma_shape
     v = cfg.tiles.slab_tile(walks_keys=True)
     v_start, v_high, v_steps = mma_tile(v, address, keys // cfg.tiles.MMA_K)
@@ -78,7 +78,7 @@ class InSlabs(Products):
     """at: a position in both rings."""
 
     def make_scores(self, cfg, mma, at, tile):
-        """S of a key tile, each part of the sum as its columns arrive."""
+        """Compute S of a key tile; accumulate each slab as soon as it arrives."""
         smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
         buffer = tile & (S_BUFFERS - 1)
         s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
@@ -95,9 +95,9 @@ class InSlabs(Products):
             kv.rope.release_slot(at.rope)
 
     def finish_tile(self, cfg, mma, at, tile, accumulate):
-        """Every O_i of a key tile -> the position of the next one.
+        """Accumulate every O_i of a key tile; return the position of the next tile.
 
-        pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+        pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits.
         """
         smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
         events.p_ready.wait(0, tile & 1)
@@ -123,6 +123,6 @@ def run(
     kv: LatentConsumer,
     queue: WorkQueue,
 ):
-    """Every work tile of the CTA."""
+    """Process every work tile of the CTA."""
     mma = MmaWarp(smem, tmem, events, kv)
     issue.in_turn(cfg, InSlabs(), args, mma, queue, kv.first())

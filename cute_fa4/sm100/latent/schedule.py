@@ -29,7 +29,7 @@ from .tiles import LATENT_DEPTH, ROPE_DEPTH, LatentTiles
 
 @dataclass(frozen=True)
 class LatentTile(SwappedTile):
-    """The schedule of SM100MLADecode: the choices of SwappedTile."""
+    """The schedule of SM100MLADecode; its options are those of SwappedTile."""
 
     family: ClassVar[str] = "mla_decode"
     clusters: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class LatentTile(SwappedTile):
         return TmemMap(s, (), o, o[-1] + width, p_apart=False)
 
     def warps_of(self, problem: Problem) -> SwappedWarpRoles:
-        return self.warps  # one warp copies
+        return self.warps  # one load warp
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self.warps, self.tiles(problem))[0]
@@ -66,7 +66,7 @@ class LatentTile(SwappedTile):
 
 
 def not_built(problem: Problem) -> list[str]:
-    """What this family does not run."""
+    """Reasons why this family does not support a problem."""
     why = []
     if problem.kv_dtype is not None:
         why.append(f"kv_dtype={problem.kv_dtype!r} is not built yet for a latent cache: use None")
@@ -86,7 +86,7 @@ def not_built(problem: Problem) -> list[str]:
 
 
 def depths_not_built(problem: Problem) -> list[str]:
-    """All but a latent cache of the one shape there is."""
+    """Reject everything except a latent cache of the only supported shape."""
     depths = (problem.qk_depth, problem.ov_depth)
     if problem.latent and depths == (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
         return []
@@ -98,7 +98,7 @@ def depths_not_built(problem: Problem) -> list[str]:
 
 @lru_cache(maxsize=256)
 def layout(warps: SwappedWarpRoles, tiles: LatentTiles) -> tuple[BarrierTable, LatentSmem]:
-    """Barriers and shared memory decide each other's size: the rings get what a kernel without slots leaves."""
+    """Barrier table and shared memory map depend on each other: the rings fill what a kernel without slots leaves."""
     slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, 0)))
     table = barriers.table(warps, *slots)
     return table, smem_map(tiles, warps, table)

@@ -4,7 +4,7 @@ field         bytes                          what
 q             q_tile_bytes                   Q: at least 16 rows of 576 columns
 kv            kv_slots * kv_slot_bytes       ring of slabs: 128 columns of a key tile in each slot
 rope          rope_slots * rope_slot_bytes   ring of the rotary columns of key tiles
-p             p_tile.nbytes                  P: a line for each key; with 64 rows in the place of rope
+p             p_tile.nbytes                  P: a line for each key; with 64 rows it reuses rope
 exchanged     2 * 512                        as in few_rows/smem_map.py, from here on
 row_values    2 * 512
 work_queue    112
@@ -14,7 +14,7 @@ tmem_address  4
 rows      Q         slabs        rope        P
 8, 16     18 KiB    5 x 32 KiB   2 x 16 KiB  4 KiB
 32        36 KiB    5 x 32 KiB   1 x 16 KiB  8 KiB
-64        72 KiB    4 x 32 KiB   1 x 16 KiB  in the place of rope
+64        72 KiB    4 x 32 KiB   1 x 16 KiB  reuses rope
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from .barriers import ROPE_SLOT
 from .tiles import LatentTiles
 
 BARRIERS_PER_SLOT = 2  # full and empty
-MOST_ROPE_SLOTS = 2  # of which one is waited for while the other is used
+MOST_ROPE_SLOTS = 2  # one is in flight while the other is in use
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LatentSmem(SmemMap):
 
 
 def smem_map(tiles: LatentTiles, warps: SwappedWarpRoles, table: BarrierTable) -> LatentSmem:
-    """The map of a kernel with this barrier table, whose rings have as many slots as the table."""
+    """The map of a kernel with this barrier table, which sets the number of slots of each ring."""
     rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     places = LatentSmem.of_sizes(
         q=tiles.q_tile_bytes,
@@ -64,7 +64,7 @@ def smem_map(tiles: LatentTiles, warps: SwappedWarpRoles, table: BarrierTable) -
 
 
 def slots_that_fit(tiles: LatentTiles, without_rings: LatentSmem) -> tuple[int, int]:
-    """(slabs, slots of the rotary columns) beside everything else; without_rings: the map of a kernel without slots."""
+    """(slabs, slots of the rotary columns) that fit in the rest; without_rings: the map of a kernel without slots."""
     of_barriers = MBARRIER_BYTES * BARRIERS_PER_SLOT
     slab, rope = tiles.kv_slot_bytes + of_barriers, tiles.rope_slot_bytes + of_barriers
     free = SMEM_CAPACITY_BYTES - without_rings.nbytes

@@ -1,6 +1,6 @@
 """LatentTiles: tiles of few query rows over a latent cache, whose V is the first columns of K.
 
-A key tile is 128 keys x 576 columns. Nothing of it is copied twice, and no MMA takes it whole:
+A key tile is 128 keys x 576 columns. Each part is copied once, and no MMA reads the whole tile:
 
     columns    0-127    128-255   256-383   384-511   512-575
                slab 0   slab 1    slab 2    slab 3    rope
@@ -25,7 +25,7 @@ LATENT_DEPTH, ROPE_DEPTH = 512, 64  # columns of a cache row: V and K, and K alo
 
 @dataclass(frozen=True)
 class LatentTiles(SwappedTiles):
-    """rows: query rows of the CTA; what else SwappedTiles has."""
+    """rows: query rows of the CTA; the rest is as in SwappedTiles."""
 
     @staticmethod
     def of(problem: Problem, rows: int) -> "LatentTiles":
@@ -49,7 +49,7 @@ class LatentTiles(SwappedTiles):
 
     @property
     def slabs(self) -> int:
-        """Slots of the ring that a key tile takes, and outputs of the CTA."""
+        """Ring slots per key tile; also the number of outputs of the CTA."""
         return LATENT_DEPTH // self.slab_columns
 
     @property
@@ -58,7 +58,7 @@ class LatentTiles(SwappedTiles):
 
     @property
     def rope_tile(self) -> KMajorTile:
-        """The rotary columns of a key tile; of eight bits they fill half of a swizzle span, the rest are zeros."""
+        """The rotary columns of a key tile; in 8 bits they fill half of a swizzle span, and the rest is zeros."""
         return KMajorTile(self.BN, align_up(ROPE_DEPTH, self.swizzle_granule), self.bits)
 
     @property
@@ -67,7 +67,7 @@ class LatentTiles(SwappedTiles):
 
     @property
     def rest_qk_depth(self) -> int:
-        """The rotary columns have a ring of their own."""
+        """Zero, because the rotary columns have their own ring."""
         return 0
 
     @property
@@ -80,20 +80,20 @@ class LatentTiles(SwappedTiles):
 
     @property
     def p_over_rope(self) -> bool:
-        """P lies where the rotary columns of its key tile were: with 64 rows there is no room beside them."""
+        """P overwrites the rotary columns of its key tile: with 64 rows there is no room for both."""
         return self.p_tile.nbytes == self.rope_slot_bytes
 
     @property
     def pages_come_whole(self) -> bool:
-        """One copy brings a slab's columns of a page, two of the nine chunks of a row side by side.
+        """One copy loads a slab's columns of a page: two of the nine chunks of a row, side by side.
 
-        Of eight bits a slab has one.
+        In 8 bits a slab has one chunk.
         """
         folds = self.problem.fold_pages and self.slab_columns > self.swizzle_granule
         return folds and not self.gathers_rows and self.v_box_rows < self.BN
 
     def slab_tile(self, walks_keys: bool) -> OperandTile:
-        """A slab as K, or as V (walks_keys)."""
+        """Layout of a slab as K, or as V (walks_keys)."""
         if self.pages_come_whole:
             kind = PageMNMajorTile if walks_keys else PageKMajorTile
         else:

@@ -1,1 +1,1 @@
-"""What TMA and the tensor core are given: views of Q, K, V and O, and the K and V buffer of the ring."""
+"""Operands of TMA and the tensor core: views of Q, K, V and O, and the K and V buffers of the ring."""

@@ -2,17 +2,17 @@
 
              K                                       V
 tile         BN keys x depth                         BN keys x depth
-the MMA      walks the depth, 32 bytes at a step     walks the keys, 16 at a step (32 of eight bits)
+the MMA      walks the depth, 32 bytes at a step     walks the keys, 16 at a step (32 in 8 bits)
 operand      K-major: the contraction is contiguous  MN-major: the depth is contiguous
 one slot     chunks of 128 bytes of depth, each BN rows x 128 bytes, swizzled: the same bytes for both
 
-V needs no transpose: the tile that TMA writes is read with the other major, because an MN-major operand is made of
-blocks of 128 bytes of depth x 8 keys, which is eight rows of a 128-byte chunk.
+V needs no transpose: the MMA reads the tile that TMA writes as MN-major. An MN-major operand consists of blocks of
+128 bytes of depth x 8 keys, and such a block is eight rows of a 128-byte chunk.
 
 verb                        what it does
-load_from_dram(...)         issue the copies of a tile, or of its rest; TMA does the work
+load_from_dram(...)         issue the TMA copies of a tile, or of its rest
 load_from_shared(k_mma)     where the operand of MMA step k_mma is, relative to the tile
-get_mma_tile(slot)          the tile in a slot as the MMA takes it: descriptor, and the offsets of its steps
+get_mma_tile(slot)          MMA operand in a slot: descriptor, and the offsets of its steps
 """
 
 from dataclasses import dataclass, replace
@@ -33,26 +33,26 @@ from .tma import KVOperand
 
 SPAN_BYTES = 128  # bytes of one row of a chunk
 BEYOND_EVERY_ROW = 1 << 28  # in groups of eight rows: TMA finds no such row and fills zeros
-LEADING_BIT = 16  # of a descriptor's low word: where the distance of spans begins
+LEADING_BIT = 16  # first bit of the distance of spans in a descriptor's low word
 DESCRIPTOR_UNIT = 16  # bytes of one unit of a descriptor's address
 
 
 @dataclass(frozen=True)
 class KVBufferConfig:
-    """What makes a buffer K or V.
+    """Configuration of a buffer for K or V.
 
-    rows, columns   keys and padded depth of a tile, as far as the CTA has them
+    rows, columns   keys and padded depth of the CTA's part of a tile
     slot_bytes      distance of two slots of the ring
     walks_keys      the contraction runs over keys (V), not over the depth (K)
     contraction     length of the contraction in elements: the depth without its padding, or the keys
     clipped         the rows of a copy are cut at run time (tma/tensor_maps.py)
-    box_rows        rows of one copy: the tile's, or what it has in common with a page
-    whole_pages     a copy brings a box with all its depth chunks
-    gathered        a copy brings four rows, wherever they lie
-    cta_group       CTAs that share an MMA; of two, the even one counts the bytes of both
-    first_column    of the tensor's depth
-    rest            the columns behind these, which have one place for all slots; None: there are none
-    rest_offset     of that place from slot 0, in bytes
+    box_rows        rows per copy: those of the tile, or the part that tiles and pages have in common
+    whole_pages     one copy loads a box with all its depth chunks
+    gathered        one copy loads four rows at arbitrary positions
+    cta_group       CTAs that share an MMA; with two, the even CTA counts the bytes of both
+    first_column    first column within the tensor's depth
+    rest            the columns after these, in one buffer for all slots; None if there are none
+    rest_offset     distance of that buffer from slot 0, in bytes
     offset          where the tile begins in its slot, in bytes
     """
 
@@ -91,7 +91,7 @@ class KVBufferConfig:
 
     @staticmethod
     def as_it_arrives(cfg, is_v: bool) -> "KVBufferConfig":
-        """K or V as it is copied: as the MMA takes it, or as rows of 8 bits that are widened in their slots."""
+        """K or V as TMA loads it: as the MMA reads it, or 8-bit rows that are dequantized in their slots."""
         whole = KVBufferConfig.for_v(cfg) if is_v else KVBufferConfig.for_k(cfg)
         if cfg.tiles.slot_dtype == cfg.stored_dtype:
             return whole
@@ -116,7 +116,7 @@ class KVBufferConfig:
 
     @property
     def tile(self) -> KMajorTile | MNMajorTile:
-        """The tile's layout: where TMA puts an element, and where the MMA finds it."""
+        """The tile's layout: where TMA writes an element and the MMA reads it."""
         if self.whole_pages:
             kind = PageMNMajorTile if self.walks_keys else PageKMajorTile
         else:
@@ -130,10 +130,10 @@ class KVBufferConfig:
 
     @property
     def chunks_of_copy(self) -> tuple[int, int]:
-        """(columns of one copy, copies) that make a tile.
+        """(columns per copy, copies) that make up a tile.
 
-        A copy of all rows brings all chunks; a page that is smaller than the tile leaves gaps between its chunks and
-        takes a copy for each.
+        A copy of all rows loads all chunks. A page that is smaller than the tile leaves gaps between its chunks and
+        needs one copy per chunk.
         """
         if self.box_rows == self.rows:
             return self.columns, 1
@@ -142,7 +142,7 @@ class KVBufferConfig:
 
 @dataclass(frozen=True)
 class KVBuffer:
-    """K or V in the ring. `tma` is None where nothing is loaded: the MMA warp only reads."""
+    """K or V in the ring. `tma` is None for the MMA warp, which only reads."""
 
     config: cutlass.Constexpr
     ring_address: Int32  # shared address of slot 0
@@ -158,12 +158,12 @@ class KVBuffer:
         first_column=0,
         of_rest: bool = False,
     ):
-        """Issue the copies of a tile into a slot, or those of its rest (of_rest); the bytes count on `mbarrier`.
+        """Issue the copies of a tile into a slot, or those of its rest (of_rest); `mbarrier` counts their bytes.
 
-        first_column    where the CTA's columns begin; a number, or an Int32 of the kernel
+        first_column    first column of the CTA; a Python int, or an Int32 of the kernel
 
-        Rows that do not exist and columns beyond the depth arrive as zeros and count as bytes, so that every tile
-        has the same number of them.
+        TMA fills missing rows and columns past the depth with zeros and counts them, so every tile has the
+        same number of bytes.
         """
         cfg = self.config
         if of_rest:
@@ -184,7 +184,7 @@ class KVBuffer:
             self._load_clipped(found, address, mbarrier, kv_head, column)
 
     def _load_clipped(self, found: PagedRowIndices, address, mbarrier, kv_head, column):
-        """A copy for each box and, where the boxes are smaller than the tile, for each chunk of 64 columns."""
+        """One copy per box, and per chunk of 64 columns if boxes are smaller than the tile."""
         cfg = self.config
         chunk_columns, chunks = cfg.chunks_of_copy
         for p in range(found.boxes):
@@ -207,9 +207,9 @@ class KVBuffer:
         return mma_tile(self.config.tile, address, self.config.num_steps)
 
     def get_mma_tile_before(self, slot, offset: int):
-        """The same of V, one span wide, with a further span `offset` bytes behind slot 0, for every slot and step.
+        """As get_mma_tile for V of one span, with a second span `offset` bytes after slot 0, for every slot and step.
 
-        The descriptor says how far the next span is: the further the operand, the less far.
+        The descriptor holds the distance to the next span: the higher the operand's address, the shorter it is.
         """
         low, high, steps = self.get_mma_tile(slot)
         away = (offset - self.config.tile.leading_bytes) // DESCRIPTOR_UNIT
@@ -218,7 +218,7 @@ class KVBuffer:
         return low, high, [step - (step << LEADING_BIT) for step in steps]
 
     def get_mma_stages(self, slot) -> list[tuple]:
-        """The same of what is in the slot and, where there is one, of the rest."""
+        """As get_mma_tile, for the slot and, if there is one, for the rest."""
         of_slot = self.get_mma_tile(slot)
         return [of_slot] if self.config.rest is None else [of_slot, self._rest.get_mma_tile(0)]
 
@@ -230,7 +230,7 @@ class KVBuffer:
 
 
 def mma_tile(tile, address, num_steps: int):
-    """An operand as mma_instructions takes it: (low descriptor word, constant high word, offsets of the steps).
+    """An operand for the MMA instructions: (low descriptor word, constant high word, offsets of the steps).
 
     address     shared address of the tile (Int32); the offsets are in the descriptor's 16-byte units
     """
@@ -249,16 +249,16 @@ def gather_tile(
     kv_head,
     column,
 ):
-    """Copy a tile."""
+    """Copy a tile of gathered rows."""
     shape = Gathered(cfg.rows, cfg.columns // cfg.tile.span_elements, cfg.cta_group)
     gather_chunks(shape, tma, address, mbarrier, found, kv_head, column)
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is gathered: rows of a tile, chunks of 64 columns, CTAs that share the mbarrier.
+    """Shape of a gather: rows of a tile, chunks of 64 columns, CTAs that share the mbarrier.
 
-    line_bytes: of a row of a chunk, as wide as the map's box
+    line_bytes: bytes per row of a chunk, the width of the tensor map's box
     """
 
     rows: int
@@ -277,7 +277,7 @@ def gather_chunks(
     kv_head,
     column,
 ):
-    """Copy the chunks of a tile, from `column` on, four rows at a time. shape: a Gathered."""
+    """Copy the chunks of a tile, starting at `column`, four rows at a time. shape: a Gathered."""
     here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
     for p in cutlass.range(shape.rows // ROWS, unroll=4):
         copies.gather_rows(
@@ -302,7 +302,7 @@ def load_pages(
     kv_head,
     column: cutlass.Constexpr = 0,
 ):
-    """Copy the boxes of a tile, from `column` on. Nearly every tile has all its rows: one question for all then."""
+    """Copy the boxes of a tile, starting at `column`. Nearly every tile has all its rows: one test covers them."""
     page_bytes = bytes_of(cfg.dtype, cfg.box_rows * cfg.columns)
     if found.all_rows_exist(cfg.box_rows):
         groups = found.in_groups_of_eight()
@@ -329,9 +329,9 @@ def load_page(
     kv_head,
     column: cutlass.Constexpr,
 ):
-    """Copy one box, of which `valid` rows exist: whole, all zeros, or V's last box eight rows at a time.
+    """Copy one box with `valid` existing rows: whole, all zeros, or, for the last box of V, eight rows at a time.
 
-    Rows of K that do not exist are masked, whatever they hold. Rows of V meet a P of 0, and 0 * NaN is NaN.
+    Missing rows of K are masked, so their values do not matter. Missing rows of V meet P = 0, but 0 * NaN is NaN.
     """
     dtype = DTYPES[cfg.dtype].cutlass
     first = choose(valid > 0, row >> 3, BEYOND_EVERY_ROW)

@@ -1,9 +1,9 @@
-"""Columns of K in a tensor of their own, which all heads share: the rotary part of multi-head latent attention.
+"""Columns of K in a separate tensor that all heads share: the rotary part of multi-head latent attention.
 
     K tile of 192 columns     128 of K, of the head | 64 of k_rope, the same for all heads
-    in a slot of the ring     K chunks 0, 1           k_rope behind them, or where the rest of K lies
+    in a slot of the ring     K chunks 0, 1           then k_rope, or k_rope in the buffer of the rest of K
 
-The products see one tile: what differs are the copies that fill it, and that both count on the barrier of K.
+The products see one tile. Separate copies fill its two parts, and the barrier of K counts the bytes of both.
 """
 
 from dataclasses import dataclass, replace
@@ -28,13 +28,13 @@ from .tma import KVOperand
 
 @dataclass(frozen=True)
 class Rope:
-    """What loads them, and where their rows lie.
+    """The TMA operand of the rotary columns, and the position of their rows.
 
     rows_per_block   from one batch or page to the next, Int32
-    page_table       (batch, pages) int32 of their own pages, or None: their rows are those of K
-    num_pages        of their pool
-    of_q             what loads the columns of Q that meet them, where a query tile takes a copy for them, or None
-    scales           one for each of their rows, f32, without head and depth, or None
+    page_table       (batch, pages) int32 for their own pages, or None if their rows are those of K
+    num_pages        pages of their pool
+    of_q             operand of the matching columns of Q if a query tile copies them separately, or None
+    scales           one f32 scale per row, without head and depth modes, or None
     """
 
     operand: KVOperand
@@ -48,8 +48,8 @@ class Rope:
     def of(cfg, mQ, tensor, *further) -> "Rope":
         """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages.
 
-        mQ: with these columns, unless they are among what is given
-        further: the page table, the columns of Q and the scales, as far as the configuration has them
+        mQ: contains these columns, unless `further` has them
+        further: the page table, the columns of Q and the scales, those that the configuration has
         """
         given = list(further)
         operand, stride = operand_of(cfg, tensor)
@@ -66,7 +66,7 @@ class Rope:
 
 
 def operand_of(cfg, tensor) -> tuple[KVOperand, Int32]:
-    """-> (what loads the columns of K, rows from one batch or page to the next)."""
+    """-> (operand of the columns of K, rows from one batch or page to the next)."""
     tiles, dtype, columns = (
         cfg.tiles,
         DTYPES[cfg.rope_stored_dtype].cutlass,
@@ -87,7 +87,7 @@ def operand_of(cfg, tensor) -> tuple[KVOperand, Int32]:
 
 
 def of_queries(cfg, tensor) -> TMAOperand:
-    """The columns of Q that meet those, a span behind the others in every query tile."""
+    """Operand of the matching columns of Q, one span after the others in every query tile."""
     tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
     view = dense_view(tensor, columns, columns, cfg.heads_per_tile)
     dtype = DTYPES[cfg.rope_stored_dtype].cutlass
@@ -95,18 +95,18 @@ def of_queries(cfg, tensor) -> TMAOperand:
 
 
 def is_clipped(cfg) -> bool:
-    """Rows are cut at run time, by a clipped operand."""
+    """Whether rows are cut at run time, by a clipped operand."""
     return cfg.clips_keys or cfg.rope_page_size > 0
 
 
 def own_columns(cfg) -> KVBufferConfig:
-    """The columns of a K tile that K itself has, for their copy."""
+    """Config to copy the columns of a K tile that come from K itself."""
     whole, own = KVBufferConfig.as_it_arrives(cfg, is_v=False), cfg.tiles.own_qk_depth
     return replace(whole, columns=own, contraction=own, rest=None) if cfg.rope_depth else whole
 
 
 def rope_buffer(cfg, ring_address: Int32, rope: Rope) -> KVBuffer:
-    """The columns behind them: of every slot, or in the one place of the rest."""
+    """Buffer of the columns after them: in every slot, or in the single buffer of the rest."""
     tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
     rows = tiles.k_rows_per_cta
     whole = KVBufferConfig._of(cfg, rows, columns, tiles.rope_box_rows, False, columns)

@@ -1,12 +1,12 @@
 """The TMA operands of a variant: which view of Q, K, V and O its descriptors describe.
 
-Q    dense or packed tensor as it is; rows beyond a sequence may be loaded, they cost nothing
+Q    dense or packed tensor, unchanged; rows past the end of a sequence may be loaded without harm
 K V  dense: cut by the tensor's extent. Otherwise clipped: packed rows, pages, or a dense batch with lengths.
-     A box has as many rows as pages and tiles have in common. Boxes smaller than a tile come with all depth chunks in
-     one copy where the depth folds; the rows of V in the last box of a sequence are clipped eight by eight, because
-     0 * NaN is NaN (K is masked instead). Where boxes would have less than eight rows, rows are gathered instead,
-     four at a time, wherever they lie
-O    dense: cut by the tensor's extent. Otherwise clipped, so that nothing beyond a sequence is written
+     A box has as many rows as pages and tiles have in common. If the depth folds, one copy loads all depth chunks of a
+     box smaller than a tile. Rows of V in the last box of a sequence are clipped in groups of eight, because 0 * NaN
+     is NaN (K is masked instead). If boxes would have fewer than eight rows, TMA gathers rows instead, four at a time,
+     at arbitrary positions
+O    dense: cut by the tensor's extent. Otherwise clipped, so that nothing past the end of a sequence is written
 """
 
 from dataclasses import dataclass, replace
@@ -62,12 +62,12 @@ def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
 
 @dataclass(frozen=True)
 class KVOperand:
-    """How K or V is loaded.
+    """The TMA operands of K or V.
 
-    boxes       a tile, a box of it, one depth chunk of a box, or of single rows to gather
-    eight_rows  V where boxes come whole: the clipped ones of its last box
-    of_heads    where rows are gathered: the rows of the map
-    rest        the columns of K that have no room in a slot of the ring
+    boxes       loads a tile, a box of it, one depth chunk of a box, or single rows to gather
+    eight_rows  for V if boxes come whole: clipped groups of eight rows of its last box
+    of_heads    if rows are gathered: the rows of the map
+    rest        the columns of K that do not fit in a slot of the ring
     """
 
     boxes: TMAOperand
@@ -77,7 +77,7 @@ class KVOperand:
 
 
 def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
-    """K -> (operand of a tile, with that of its rest if it has one, rows from one batch or page to the next)."""
+    """K -> (operand of a tile, including its rest if it has one, rows from one batch or page to the next)."""
     operand, stride = kv_operand(cfg, mK, cfg.tiles.k_copy_columns, is_v=False)
     if cfg.tiles.rest_qk_depth and not cfg.rope_depth:
         rest, _ = kv_operand(cfg, mK, cfg.tiles.rest_qk_depth, is_v=False)
@@ -108,14 +108,14 @@ def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
         return KVOperand(pages, eight), stride
     if rows < (tiles.BN if is_v else tiles.k_rows_per_cta):
         columns = (
-            granule  # the chunks of a page do not lie side by side in the tile: a copy for each
+            granule  # the chunks of a page are not adjacent in the tile: each has its own copy
         )
     view = clipped_load_view(mX, space)
     return KVOperand(make_operand(view, dtype, rows, columns, cta_group=tiles.cta_group)), stride
 
 
 def narrow_operand(cfg, mX, columns: int) -> KVOperand:
-    """So many columns of the rows of a tile, line by line without a swizzle; clipped, or gathered."""
+    """Operand of `columns` columns of the rows of a tile, line by line without swizzle; clipped or gathered."""
     tiles, space = cfg.tiles, row_space(mX)
     if tiles.gathers_rows:
         view, of_heads = rows_of_heads_view(mX, space)
@@ -124,7 +124,7 @@ def narrow_operand(cfg, mX, columns: int) -> KVOperand:
 
 
 def boxes_of_pages(cfg, mX, columns: int) -> KVOperand:
-    """Clipped boxes of so many columns, with the rows that pages and tiles have in common."""
+    """Clipped boxes of `columns` columns, with as many rows as pages and tiles have in common."""
     view = clipped_load_view(mX, row_space(mX, head_mode=-3 if cfg.page_heads_first else -2))
     return KVOperand(
         make_operand(view, DTYPES[cfg.qkv_dtype].cutlass, cfg.tiles.v_box_rows, columns)

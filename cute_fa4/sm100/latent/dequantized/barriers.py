@@ -1,4 +1,4 @@
-"""Every mbarrier of the kernel that widens the rows of a latent cache: who raises it, who waits, how many arrivals.
+"""Every mbarrier of the kernel that dequantizes a latent cache: which role arrives, which waits, number of arrivals.
 
 barrier       number  raised by                         awaited by           means
 q_full        1       load 1 (+ bytes)                  mma                  the Q tile is in shared memory
@@ -50,18 +50,18 @@ from .. import barriers as latent
 from .warp_roles import RowsWarpRoles
 
 SLAB, K_BUFFER = "slab", "k_buffer"
-SLABS = 4  # of a key tile, each with a place of its own
-K_BUFFERS = 2  # of slabs in tensor memory: of 0 and 1, then of 2 and 3
+SLABS = 4  # per key tile, each with its own buffer
+K_BUFFERS = 2  # for slabs in tensor memory: first 0 and 1, then 2 and 3
 
 
 def table(warps: RowsWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
-    """The table of a kernel whose rings have so many slots."""
+    """The table of a kernel with rings of this many slots."""
     numbers = dict(latent.table(warps, kv_slots, rope_slots).numbers)
     return BarrierTable(rows(warps), numbers | {SLAB: SLABS, K_BUFFER: K_BUFFERS})
 
 
 def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of a latent cache, with the widening between the ring and the MMA."""
+    """Every barrier, in memory order: those of a latent cache, with dequantization between the ring and the MMA."""
     widen = every_thread(warps, "widen")
     changed = {
         "kv_full": {"awaited_by": "widen", "means": "a slab is there as it is stored"},

@@ -1,15 +1,15 @@
-"""SM100MLAWiden: decode from a latent cache of 656 bytes a row, which eight warps widen to bf16 inside of the CTA.
+"""SM100MLAWiden: decode from a latent cache of 656 bytes a row, which eight warps dequantize to bf16 in the CTA.
 
-The layout is that of FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla: 512 numbers e4m3, four float32 scales, each of
-128 numbers, and 64 rotary columns in bf16. Products and softmax are those of mla_decode, of 16 bits; only what is read
-is half.
+The layout is that of FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla: 512 e4m3 values, four float32 scales, one per
+128 values, and 64 rotary columns in bf16. Products and softmax are those of mla_decode in 16 bits; only the bytes read
+from memory are about half.
 
 Steady state of one CTA. A line is an issue slot, not a duration; the slab of a tile in parentheses.
 
-    load            widen       mma                     softmax                 note
+    load            `widen`     mma                     softmax                 note
     Q 0(0)          .           .                       .
     0(1) 0(2)       0(0)        .                       .                       a slot is free when it has been read
-    0(3) 0(rope)    0(1)        S = 0(0) Q              .                       K of a slab is free behind its part of S
+    0(3) 0(rope)    0(1)        S = 0(0) Q              .                       K of a slab is free after its part of S
     1(0)            0(2)        S += 0(1) Q             .
     .               0(3)        S += 0(2) Q             .
     .               .           S += 0(3) Q, 0(rope) Q  .
@@ -19,7 +19,7 @@ Steady state of one CTA. A line is an issue slot, not a duration; the slab of a 
     2(0)            1(2)        O2 += 0(2) P            .
     2(1)            1(3)        O3 += 0(3) P            .
 
-Read next: widen.py, products.py, load.py, tiles.py, barriers.py, and latent/kernel.py.
+Read next: `widen.py`, products.py, load.py, tiles.py, barriers.py, and latent/kernel.py.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
 
 @dataclass(frozen=True)
 class Rows(Loads):
-    """A key tile is copied in slabs, with its scales."""
+    """Loads a key tile in slabs, with its scales."""
 
     load_tile = staticmethod(load.load_tile)
 
@@ -51,7 +51,7 @@ class SM100MLAWiden(SM100MLADecode):
     """Forward attention on SM100 over a latent cache of 656 bytes a row for 8 to 32 query rows a CTA: 512 threads."""
 
     def kv_operands(self, mK, mV):
-        """Of one cache, all of whose bytes mK has: V is not looked at. Scales have a descriptor of their own."""
+        """Operands of one cache: mK holds all its bytes, V is ignored. Scales have their own descriptor."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
         k = replace(k, rest=tma.narrow_operand(self.cfg, mK, SCALE_LINE_BYTES))
         return k, rows, k, rows

@@ -1,10 +1,10 @@
-"""Load warp: a key tile is the scales, four slabs as they are stored, and the rotary columns.
+"""Load warp: a key tile is the scales, four slabs in their stored format, and the rotary columns.
 
     order     Q   scales  slab 0   slab 1      slab 2      slab 3      rope          scales, slab 0 of the next tile ...
     barrier   q   kv_full[0]       kv_full[1]  kv_full[2]  kv_full[0]  rope_full[0]  kv_full[1]
 
-Rows of 656 bytes are a map of bytes whose boxes begin anywhere at a multiple of 16. What lies behind the keys of a
-sequence arrives as zeros, scales too: these rows are V, and 0 * NaN is NaN. So do keys that a list does not name.
+The tensor map of 656-byte rows has byte elements, and a box may begin at any multiple of 16. TMA fills rows past the
+end of a sequence with zeros, scales included: these rows are V, and 0 * NaN is NaN. Keys missing from a list are zeros.
 """
 
 import cutlass
@@ -24,7 +24,7 @@ from .tiles import COLUMNS_OF_SCALE, ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 
 
 def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, line_bytes: int):
-    """Copy bytes of every key of a tile, from byte `first` of its row on, to lines of shared memory."""
+    """Copy line_bytes bytes of each key of a tile to shared memory, starting at byte `first` of its row."""
     tiles = cfg.tiles
     if tiles.gathers_rows:
         shape = Gathered(tiles.BN, 1, line_bytes=line_bytes)
@@ -47,7 +47,7 @@ def load_tile(
     at: LatentSlots,
     q_phase: Int32,
 ) -> LatentSlots:
-    """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
+    """Load key tile n, and Q with the first one; arguments as in roles/load.py."""
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     found = rows_of_tile(cfg, args, work, n, entries)

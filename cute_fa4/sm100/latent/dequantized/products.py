@@ -1,11 +1,11 @@
 """MMA warp: S^T = K Q^T over four slabs in tensor memory and the rotary columns, O_i^T += V_i^T P^T slab by slab.
 
-    n = 0, 1, ...   S[n] = slab0 Q + slab1 Q + slab2 Q + slab3 Q + rope Q      each as it is widened
+    n = 0, 1, ...   S[n] = slab0 Q + slab1 Q + slab2 Q + slab3 Q + rope Q      each as it is dequantized
                     O0 += slab0 P   O1 += slab1 P   ...                        as soon as P[n] is stored
 
-K of slabs 2 and 3 has the place of slabs 0 and 1, which k_free says. By then V P of the tile before is done, too, so
-slab_free is raised for slabs 0 and 1 alone.
-The order is that of latent/products.py; what is waited for comes from the widen warps.
+K of slabs 2 and 3 reuses the buffers of slabs 0 and 1; k_free says when they are free. By then V P of the previous
+tile is done too, so slab_free is only needed for slabs 0 and 1.
+The order is that of latent/products.py; the operands come from the dequantize warps.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from .tiles import COLUMNS_OF_COLUMN
 
 
 def multiply_slab(cfg, smem: Smem, k_address, s_address, i: int):
-    """S^T (+)= K Q^T over the columns of slab i, which is in tensor memory."""
+    """S^T (+)= K Q^T over the columns of slab i in tensor memory."""
     m, n, _ = cfg.tiles.qk_mma_shape
     step, each = cfg.tiles.MMA_K, cfg.tiles.slab_columns // cfg.tiles.MMA_K
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
@@ -47,10 +47,10 @@ def multiply_slab(cfg, smem: Smem, k_address, s_address, i: int):
 
 @dataclass(frozen=True)
 class WidenedSlabs(Products):
-    """at: a position in the ring of rotary columns, which mma.kv is."""
+    """at: a position in the ring of rotary columns, mma.kv."""
 
     def make_scores(self, cfg, mma, at, tile):
-        """S of a key tile, each part of the sum as its columns are there."""
+        """Compute S of a key tile; accumulate each slab as soon as it is ready."""
         smem, tmem, events, rope = mma.smem, mma.tmem, mma.events, mma.kv
         buffer = tile & (S_BUFFERS - 1)
         s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
@@ -68,9 +68,9 @@ class WidenedSlabs(Products):
             rope.release_slot(at)
 
     def finish_tile(self, cfg, mma, at, tile, accumulate):
-        """Every O_i of a key tile.
+        """Accumulate every O_i of a key tile.
 
-        pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+        pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits.
         """
         smem, tmem, events, rope = mma.smem, mma.tmem, mma.events, mma.kv
         events.p_ready.wait(0, tile & 1)
@@ -96,6 +96,6 @@ def run(
     rope: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    """Every work tile of the CTA."""
+    """Process every work tile of the CTA."""
     mma = MmaWarp(smem, tmem, events, rope)
     issue.in_turn(cfg, WidenedSlabs(), args, mma, queue, Slot(Int32(0), Int32(0)))

@@ -27,17 +27,17 @@ from .smem_map import ROPE_SLOTS, RowsSmem, slots_that_fit, smem_map
 from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
 
-HIGHEST = 32  # rows of a tile: 64 leave no room for slabs as they are stored
+HIGHEST = 32  # rows of a tile: 64 leave no room for stored slabs
 STORED = {"kv_dtype": E4M3.name, "rope_dtype": BF16.name, "scale_dtype": F32.name}  # of a row
 
 
 @dataclass(frozen=True)
 class LatentRows(LatentTile):
-    """The schedule of SM100MLAWiden: the choices of SwappedTile."""
+    """The schedule of SM100MLAWiden; its options are those of SwappedTile."""
 
     family: ClassVar[str] = "mla_widen"
     warps: ClassVar[RowsWarpRoles] = RowsWarpRoles()
-    latent_rows: ClassVar[int] = HIGHEST  # of the heads that share a tile
+    latent_rows: ClassVar[int] = HIGHEST  # rows of the heads that share a tile
 
     def tiles(self, problem: Problem) -> RowsTiles:
         return RowsTiles.of(problem, self.rows)
@@ -50,7 +50,7 @@ class LatentRows(LatentTile):
         return TmemMap(s, (), o, self.k_columns(problem)[-1] + tiles.k_columns, p_apart=False)
 
     def k_columns(self, problem: Problem) -> tuple[int, ...]:
-        """First columns of the slabs that are K, in turn."""
+        """First columns of the K buffers, which slabs use in turn."""
         tiles = self.tiles(problem)
         first = (S_BUFFERS + tiles.slabs) * tiles.q_box_rows
         return tuple(first + i * tiles.k_columns for i in range(barriers.K_BUFFERS))
@@ -74,7 +74,7 @@ class LatentRows(LatentTile):
 
 
 def not_built(problem: Problem) -> list[str]:
-    """What this family does not run."""
+    """Reasons why this family does not support a problem."""
     why = []
     if problem.qkv_dtype != STORED["rope_dtype"]:
         why.append(
@@ -106,7 +106,7 @@ def not_built(problem: Problem) -> list[str]:
 
 @lru_cache(maxsize=256)
 def layout(warps: RowsWarpRoles, tiles: RowsTiles) -> tuple[BarrierTable, RowsSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barrier table and shared memory map depend on each other: the ring fills what a kernel without slots leaves."""
     slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, ROPE_SLOTS)))
     table = barriers.table(warps, slots, ROPE_SLOTS)
     return table, smem_map(tiles, warps, table)

@@ -1,11 +1,11 @@
-"""Shared memory of a CTA that widens the rows of a latent cache, from byte 0 to the last mbarrier.
+"""Shared memory of a CTA that dequantizes the rows of a latent cache, from byte 0 to the last mbarrier.
 
 field         bytes                    what
 q             q_tile_bytes             Q: at least 16 rows of 576 columns
-kv            kv_slots * 16 KiB        ring of slabs as they are stored: 128 bytes of every key
+kv            kv_slots * 16 KiB        ring of stored slabs: 128 bytes of every key
 v             4 * 32 KiB               the slabs of a key tile in bf16: V of the four outputs
 rope          16 KiB                   the rotary columns of a key tile
-p             p_tile.nbytes            P: a line for each key; with 32 rows in the place of rope
+p             p_tile.nbytes            P: a line for each key; with 32 rows it reuses rope
 scales        4 KiB                    the scales of a key tile
 exchanged     2 * 512                  as in few_rows/smem_map.py, from here on
 row_values    2 * 512
@@ -15,7 +15,7 @@ tmem_address  4
 
 rows      Q         slots        wide slabs   rope     P
 8, 16     18 KiB    3 x 16 KiB   128 KiB      16 KiB   4 KiB
-32        36 KiB    2 x 16 KiB   128 KiB      16 KiB   in the place of rope
+32        36 KiB    2 x 16 KiB   128 KiB      16 KiB   reuses rope
 """
 
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
 
 BARRIERS_PER_SLOT = 2  # full and empty
-# A thread reads the scales of a key tile before it frees the first slab; the next ones are copied when the slot of the
-# next first slab is free: with more slots than slabs they could come too early.
+# A thread reads the scales of a key tile before it frees the first slab. The next scales are copied together with the
+# first slab of the next tile: with more slots than slabs they could overwrite scales that are still to be read.
 MOST_SLOTS = SLABS
 ROPE_SLOTS = 1
 
@@ -51,7 +51,7 @@ class RowsSmem(SmemMap):
 
 
 def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> RowsSmem:
-    """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
+    """The map of a kernel with this barrier table, which sets the number of slots of the ring."""
     rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     places = RowsSmem.of_sizes(
         q=tiles.q_tile_bytes,
@@ -72,6 +72,6 @@ def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> Row
 
 
 def slots_that_fit(tiles: RowsTiles, without_ring: RowsSmem) -> int:
-    """Slots of the ring beside everything else; without_ring: the map of a kernel without slots."""
+    """Slots of the ring that fit in the rest; without_ring: the map of a kernel without slots."""
     slot = tiles.kv_slot_bytes + MBARRIER_BYTES * BARRIERS_PER_SLOT
     return max(0, min(MOST_SLOTS, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot))

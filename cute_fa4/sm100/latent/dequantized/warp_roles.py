@@ -1,13 +1,13 @@
-"""Which warp of a CTA does what, and with how many registers.
+"""The role and the register count of each warp of a CTA.
 
     warps   role       registers   work
     0-3     softmax    200         S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
     4       mma         88         one thread issues every tcgen05.mma
     5       load        88         claims blocks, one thread issues every TMA load
-    6, 7    idle        88         `setmaxnreg` must be executed alike by the four warps of a warpgroup
-    8-15    widen      112         a slab of 8 bits -> bf16, times scales; a thread owns half of a key's numbers
+    6, 7    idle        88         the four warps of a warpgroup must execute the same `setmaxnreg`
+    8-15    `widen`    112         dequantizes 8-bit slabs to bf16; a thread owns half of the values of a key
 
-512 threads begin with 128 registers each. A warp reads and writes the lanes of tensor memory of its number modulo 4.
+512 threads begin with 128 registers each. A warp accesses the tensor memory lanes of its number modulo 4.
 """
 
 from dataclasses import dataclass

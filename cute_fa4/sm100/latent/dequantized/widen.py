@@ -1,13 +1,13 @@
-"""Widen warps: a slab as it is stored -> bf16, times the scale of its key, for both products.
+"""Dequantize warps: a stored slab -> bf16, times the scale of its key, for both products.
 
-A thread owns half of a key's numbers, which are a chunk of its line of V:
+A thread owns half of the values of a key, which are one chunk of its line of V:
 
-    K     the key's lane of tensor memory, two numbers a column: neither written to shared memory nor read from it
-    V     the key's line in shared memory, as TMA would have written it
+    K     the key's lane of tensor memory, two values per column; K does not pass through shared memory again
+    V     the key's line in shared memory, in the layout that TMA writes
 
-A number of e4m3 is exact in fp16 and in float32; its product with the scale is rounded to bf16 once. Per slab and
-thread: 4 loads of 16 bytes, which free the slot; then for 32 numbers at a time conversions, products, 16 columns of
-tensor memory and 64 bytes of V.
+An e4m3 value is exact in fp16 and in float32; its product with the scale is rounded to bf16 once. Per slab, a thread
+issues 4 loads of 16 bytes and then frees the slot. For 32 values at a time it converts, multiplies, and stores 16
+columns of tensor memory and 64 bytes of V.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ from ...work.queue import NO_MORE, WorkQueue
 from .barriers import K_BUFFERS
 from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
 
-HALF = COLUMNS_OF_SCALE // 2  # of a slab, of one thread
-NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
+HALF = COLUMNS_OF_SCALE // 2  # columns of a slab per thread
+NUMBERS = 32  # at a time: two pieces in 8 bits, four in bf16
 WORDS_AT_ONCE = NUMBERS // 4
 NUMBERS_OF_PIECE = PIECE_BYTES // WIDE_BYTES
 
 
 def scales_of_key(smem: Smem, key) -> list:
-    """Of its slabs."""
+    """The scales of a key, one per slab."""
     words = load_piece(smem.scales_address + key * SCALE_LINE_BYTES)
     return [word.bitcast(Float32) for word in words]
 
 
 def read_slab(cfg, smem: Smem, slot, key, half) -> list:
-    """This thread's numbers of a slab, four a word. The swizzle keeps the second half 64 bytes from the first."""
+    """This thread's values of a slab, four per word. The swizzle keeps the second half 64 bytes from the first."""
     address, words = smem.kv_address + slot * cfg.tiles.kv_slot_bytes, []
     for column in range(0, HALF, PIECE_BYTES):
         words += load_piece(address + (cfg.tiles.stored_tile.offset(key, column) ^ half * HALF))
@@ -48,7 +48,7 @@ def read_slab(cfg, smem: Smem, slot, key, half) -> list:
 
 
 def widen_slab(cfg, words: list, scale, key, k_address, v_address):
-    """This thread's numbers of a slab, to the key's lane of tensor memory and its line of a chunk of shared memory."""
+    """Dequantize this thread's values of a slab into the key's lane of tensor memory and its line in a chunk of V."""
     tile = cfg.tiles.slab_tile(walks_keys=True)
     for first in range(0, HALF, NUMBERS):
         at = first // 4
@@ -64,7 +64,7 @@ def widen_slab(cfg, words: list, scale, key, k_address, v_address):
 
 @dataclass(frozen=True)
 class Place:
-    """What a widening thread dequantizes: one key of a tile, of each slab the first or the second half."""
+    """The part that a thread dequantizes: one key of a tile, and the first or second half of each slab."""
 
     key: Int32
     half: Int32
@@ -81,7 +81,7 @@ def key_tile(
     tile: Int32,
     place: Place,
 ) -> Slot:
-    """The slabs of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
+    """Dequantize the slabs of the CTA's key tile number `tile`. tmem: first column for this warp's lanes."""
     key, half = place.key, place.half
     v_chunk = cfg.tiles.slab_tile(walks_keys=True).chunk_bytes
     kv.wait(at)
@@ -95,7 +95,7 @@ def key_tile(
         buffer = i % K_BUFFERS
         if cutlass.const_expr(i < K_BUFFERS):
             events.slab_free.wait(i, tile & 1 ^ 1)
-        else:  # whose first part of S follows V P of the tile before
+        else:  # the first part of S of this tile follows V P of the previous tile
             events.k_free.wait(buffer, tile & 1)
         tensor_memory.fence_after()
         k_address = tmem + cfg.schedule.k_columns(cfg)[buffer] + half * (HALF // COLUMNS_OF_COLUMN)
@@ -103,7 +103,7 @@ def key_tile(
         widen_slab(cfg, words, scales[i], key, k_address, v_address)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-        if cutlass.const_expr(i == cfg.tiles.slabs - 1):  # no V is multiplied before all of K
+        if cutlass.const_expr(i == cfg.tiles.slabs - 1):  # V is not read before all of K
             cute.arch.fence_proxy("async.shared", space="cta")
         events.slab_wide.arrive(i)
     return at
@@ -119,9 +119,9 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    """Every work tile of the CTA."""
+    """Process every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
-    key = thread % cfg.tiles.BN  # a warp's lanes of tensor memory are those of its number
+    key = thread % cfg.tiles.BN  # the number of a warp selects its lanes of tensor memory
     half = (thread - cfg.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
     place = Place(key, half)
     at = Slot(Int32(0), Int32(0))

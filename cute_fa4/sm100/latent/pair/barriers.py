@@ -1,7 +1,7 @@
 """Every mbarrier of a pair of CTAs over a latent cache: both have all of them, at the same places.
 
-CTA 0 issues the MMAs of both. What it waits for is raised in its shared memory by both CTAs ("at 0"), p_ready by a warp
-each; what its MMAs complete they raise in both. The mma warp of CTA 1 waits for work tiles alone.
+CTA 0 issues the MMAs of both. Both CTAs arrive on the barriers it waits for, in its shared memory ("at 0"); for p_ready
+each softmax warp arrives once. Its MMAs commit to both CTAs. The mma warp of CTA 1 waits only for work tiles.
 
 barrier       number  raised by                 awaited by    means
 q_full        1       load 1 (+ bytes of both)  mma           the Q tile is in shared memory
@@ -44,13 +44,13 @@ from .tiles import CTAS
 
 
 def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int = 1) -> BarrierTable:
-    """The table of a kernel whose rings have so many slots."""
+    """The table of a kernel with rings of this many slots."""
     numbers = dict(swapped.table(warps, kv_slots).numbers) | {ROPE_SLOT: rope_slots}
     return BarrierTable(rows(warps), numbers)
 
 
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of swapped operands, each raised where it is awaited."""
+    """Every barrier, in memory order: those of the swap-AB kernel, each signaled in the CTA that waits for it."""
     loaded = (Arrivals("load", 1, "+ bytes of both"),)
     stored = (Arrivals("softmax", CTAS * warps.threads_of("softmax") // WARP_SIZE, "at 0"),)
     changed = {

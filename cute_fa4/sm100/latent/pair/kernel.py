@@ -1,8 +1,8 @@
 """SM100MLAPair: decode from a latent cache for 65 to 128 query rows, by two CTAs that share their MMAs.
 
-With 128 heads on one GPU the tensor core binds, not memory. Two CTAs that each took 64 of the rows (latent/) would
-both read every key, with an operand of 64 rows that fills three quarters of what shared memory can send. A pair has one
-M of 128, reads half of K and half of V in each CTA, and has room for K of the next key tile beside V of this one.
+With 128 heads on one GPU the kernel is bound by the tensor core, not by memory. Two CTAs of 64 rows (latent/) would
+both read every key, and their 64-row operand would use three quarters of shared memory bandwidth. A pair runs MMAs with
+M = 128. Each CTA reads half of K and half of V, and has room for K of the next key tile in addition to V of this one.
 
 Steady state of a pair. A line is an issue slot, not a duration; K0' is half of the keys of K0, V0' half of the columns:
 
@@ -14,9 +14,9 @@ Steady state of a pair. A line is an issue slot, not a duration; K0' is half of 
     V1'       V1'       S[0] = Q K2             O *= factor, if a maximum moved
     K3'       K3'       O0, O1 += P1 V1         P2
 
-    begin, end    as in pair/kernel.py: both CTAs meet before one raises barriers of the other, and before one ends
+    begin, end    as in pair/kernel.py: the CTAs synchronize before one signals barriers of the other, and before exit
 
-Read next: tiles.py (who has what), products.py, load.py, softmax.py, barriers.py, docs/decisions/0017.
+Read next: tiles.py (data of each CTA), products.py, load.py, softmax.py, barriers.py, docs/decisions/0017.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ from .tiles import CTAS
 
 @dataclass(frozen=True)
 class InUnits(Loads):
-    """A key tile is copied in units, K ahead of V."""
+    """Loads a key tile in units, K ahead of V."""
 
     load_tile = staticmethod(load.load_tile)
     load_k = staticmethod(load.load_k)
@@ -64,7 +64,7 @@ IN_UNITS = InUnits()
 
 @dataclass(frozen=True)
 class LatentPairCTA(CTA):
-    """producer, consumer: of both rings."""
+    """producer, consumer: the ends of both rings."""
 
     producer: LatentPairProducer
     consumer: LatentPairConsumer
@@ -91,7 +91,7 @@ class SM100MLAPair(SM100Kernel):
         return make_operand(view, dtype, *sizes, heads=tiles.heads_of_box, cta_group=CTAS)
 
     def kv_operands(self, mK, mV):
-        """Of one cache: V is not looked at."""
+        """Operands of one cache: V is ignored."""
         tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype].cutlass
         space = row_space(mK)
         rows = Int32(space.rows_per_block)
@@ -104,7 +104,7 @@ class SM100MLAPair(SM100Kernel):
         return k, rows, k, rows
 
     def o_operand(self, mO):
-        """O is stored by the threads: the tensor itself."""
+        """The tensor itself, because threads store O without TMA."""
         return mO, Int32(0)
 
     def prologue(self, base, mbarriers) -> LatentPairCTA:

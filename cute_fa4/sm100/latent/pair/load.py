@@ -1,10 +1,10 @@
-"""Load warp of either CTA: its units of K, one key tile ahead of its units of V, which is the order of their use.
+"""Load warp of either CTA: its units of K, one key tile ahead of its units of V, in the order of their use.
 
     n = 0           Q  K0 K0 K0 K0 rope0
     n = 1, 2, ...      Kn Kn Kn Kn ropen   V(n-1) V(n-1) V(n-1) V(n-1)
     at the end                             V(last) ...
 
-What lies behind the keys of a sequence arrives as zeros: 0 * NaN is NaN.
+TMA fills rows past the end of a sequence with zeros, because 0 * NaN is NaN.
 """
 
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ from ...work.tile import Work
 from ..tiles import LATENT_DEPTH
 from .tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 
-KV_HEAD = 0  # the only one
+KV_HEAD = 0  # a latent cache has one head
 
 
 @dataclass(frozen=True)
 class LoadPosition:
-    """A position in both rings, and the entries of the page table for the key tile whose V comes next."""
+    """A position in both rings, and the page table entries of the key tile whose V is loaded next."""
 
     unit: Slot
     rope: Slot
@@ -42,7 +42,7 @@ class LoadPosition:
 
 @dataclass(frozen=True)
 class LatentPairProducer:
-    """The load warp's end of both rings. number: entries that look_up finds for a key tile."""
+    """The load warp's end of both rings. number: entries that look_up returns per key tile."""
 
     units: PairProducer
     rope: PairProducer
@@ -57,12 +57,12 @@ class LatentPairProducer:
 
 
 def number_of_entries(cfg) -> int:
-    """What look_up of steps/loads.py finds for a key tile."""
+    """Entries that look_up of steps/loads.py returns per key tile."""
     return gathered_rows.pages_of_four(cfg.page_size) if cfg.tiles.gathers_rows else 1
 
 
 def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work):
-    """This CTA's 64 of the 128 rows: half of the heads, or half of the positions."""
+    """Load this CTA's 64 of the 128 rows: half of the heads, or half of the positions."""
     tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass, cute.arch.block_idx_in_cluster()
     mbarrier = events.q_full.arrive_and_expect(0, tiles.q_tile_bytes)
     head, position = work.tile.head, work.tile.first_position
@@ -77,7 +77,7 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work):
 
 
 def rows_of_unit(cfg, found, first_key):
-    """Of a tile that was found, where keys [first_key, first_key + 64) lie: gathered rows, or the place of each box."""
+    """Where keys [first_key, first_key + 64) of a looked-up tile lie: gathered rows, or the place of each box."""
     tiles = cfg.tiles
     if tiles.gathers_rows:
         return gathered_rows.from_row(found, first_key)
@@ -87,7 +87,7 @@ def rows_of_unit(cfg, found, first_key):
 
 
 def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, columns):
-    """Rows of rows_of_unit, and so many columns."""
+    """Copy `columns` columns of the rows that rows_of_unit returned."""
     tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass
     chunks = -(-columns // tiles.swizzle_granule)
     if tiles.gathers_rows:
@@ -102,7 +102,7 @@ def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, colu
 
 
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
-    """This CTA's half of the keys, with all columns."""
+    """Load this CTA's half of the keys, with all columns."""
     slot = at.unit
     rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
     for i in range(cfg.tiles.k_units):
@@ -119,7 +119,7 @@ def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadP
 
 
 def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
-    """All keys, and this CTA's half of the columns of each product."""
+    """Load all keys, with this CTA's half of the columns of each product."""
     tiles, own = cfg.tiles, cute.arch.block_idx_in_cluster() * UNIT_COLUMNS
     parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
     for output in range(tiles.outputs):
@@ -142,7 +142,7 @@ def load_tile(
     at: LoadPosition,
     q_phase: Int32,
 ) -> LoadPosition:
-    """K of key tile n, with the queries if it is the first, and V of the one before; at the end V of this one, too."""
+    """Load K of key tile n (with Q for the first tile) and V of the previous tile; for the last tile also its own V."""
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     first = work.tiles.first

@@ -1,11 +1,11 @@
-"""MMA warp of CTA 0: S of the next key tile, then P V of this one, issued by one thread for both CTAs.
+"""MMA warp of CTA 0: S of the next key tile, then P V of this one; one thread issues for both CTAs.
 
     n = 0               S[t & 1] = Q K0
     n = 1, 2, ...       S[t & 1] = Q Kn     O0, O1 (+)= P(t - 1) V(n-1)
     at the end                              O0, O1 += P(t) V(last)
 
-Tile t counts over all work tiles of the pair. While the softmax works on S of a tile, the products of the one before
-and S of the next one are made. A slot is released when its one product is done.
+Tile t counts over all work tiles of the pair. While the softmax works on S of a tile, the tensor core computes P V of
+the previous tile and S of the next one. A slot is released when its single product is done.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class LatentPairConsumer:
 
 
 def multiply_qk(cfg, smem: Smem, k: OperandTile, address, s_address, first: int):
-    """S (+)= Q K^T over the columns of the tile k at a shared address, of which `first` is the first."""
+    """S (+)= Q K^T over the columns of the tile k at a shared address, starting at column `first`."""
     m, n, depth = cfg.tiles.qk_mma_shape
     step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
     q_start, q_high, q_steps = mma_tile(cfg.tiles.q_tile, smem.q_address, (first + columns) // step)
@@ -87,7 +87,7 @@ class OfPair(Products):
     """at: a UsePosition."""
 
     def make_scores(self, cfg, mma, at, tile):
-        """S of a key tile, each part of the sum as its columns arrive; -> the position behind them."""
+        """Compute S of a key tile, each unit as it arrives; return the position after its units."""
         smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
         buffer, unit = tile & (S_BUFFERS - 1), at.unit
         s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
@@ -105,9 +105,9 @@ class OfPair(Products):
         return UsePosition(unit, at.rope.next(kv.rope.slots))
 
     def finish_tile(self, cfg, mma, at, tile, accumulate):
-        """Both outputs of a key tile; -> the position behind its units.
+        """Accumulate both outputs of a key tile; return the position after its units.
 
-        pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+        pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits.
         """
         smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
         events.p_ready.wait(0, tile & 1)
@@ -134,7 +134,7 @@ def run(
     kv: LatentPairConsumer,
     queue: WorkQueue,
 ):
-    """In CTA 0 every product, in CTA 1 nothing but to read what is announced to every role."""
+    """CTA 0 issues every product; CTA 1 only reads the work tiles that are announced to every role."""
     if is_leader():
         mma = MmaWarp(smem, tmem, events, kv)
         issue.one_ahead(cfg, OfPair(), args, mma, queue, kv.first())

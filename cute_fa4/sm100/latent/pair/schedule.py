@@ -6,9 +6,9 @@
     tensor memory, 128 lanes: rows 0-63 twice     shared memory, 227 KiB
     0     64    128        256        384         Q | ring of units | rope | P | exchanged | work queue | mbarriers
     | S0  | S1  |    O0     |    O1    |
-      lanes 0-63: keys 0-63 of S, the first half of the columns of O; lanes 64-127: the others
+      lanes 0-63: keys 0-63 of S, the first half of the columns of O; lanes 64-127: the rest
 
-What one CTA would read twice, K and V of 128 rows, each of the two reads in part: docs/decisions/0017.
+Separate CTAs of 64 rows would each read all of K and V; a pair splits the reads: docs/decisions/0017.
 """
 
 from dataclasses import dataclass, replace
@@ -28,23 +28,23 @@ from .smem_map import LatentPairSmem, slots_that_fit, smem_map
 from .tiles import CTAS, LATENT_DEPTH, ROPE_DEPTH, LatentPairTiles
 
 WARPS = SwappedWarpRoles(softmax=range(0, 8), mma=range(8, 9), load=range(9, 10))
-S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
+S_BUFFERS = 2  # S of the next key tile is computed during the softmax of this one; buffer: tile & 1
 
 
 @dataclass(frozen=True)
 class LatentPair:
     """The schedule of SM100MLAPair.
 
-    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
+    rescale_log2   the running maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
-    claims         whether a pair takes over blocks that have not started: not built, None and False are the same
+    claims         whether a pair takes over blocks that have not started: not supported; None and False are the same
     dependent_launch   as in SwappedTile
     """
 
     family: ClassVar[str] = "mla_pair"
     ctas: ClassVar[int] = CTAS  # that share an MMA
     latent_rows: ClassVar[int] = (
-        ROWS_PER_Q_TILE  # of a tile, in which the heads of a cache share places
+        ROWS_PER_Q_TILE  # of a tile, which holds the heads that share a cache
     )
     warps: ClassVar[SwappedWarpRoles] = WARPS  # four softmax threads a row
 
@@ -96,9 +96,9 @@ STORED = {
 
 
 def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
-    """What pairs over a latent cache do not run: they are for one call, which asks for nothing of this.
+    """Reasons why pairs over a latent cache do not support a problem; they serve one call, without these options.
 
-    stored: what a row of the cache is
+    stored: the required dtypes of a row of the cache
     """
     depths = (problem.qk_depth, problem.ov_depth)
     if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
@@ -131,7 +131,7 @@ def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
 
 @lru_cache(maxsize=256)
 def layout(warps: SwappedWarpRoles, tiles: LatentPairTiles) -> tuple[BarrierTable, LatentPairSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barrier table and shared memory map depend on each other: the rings fill what a kernel without slots leaves."""
     slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, 0)))
     table = barriers.table(warps, *slots)
     return table, smem_map(tiles, warps, table)

@@ -5,13 +5,13 @@ q             73728                      Q: 64 rows of 576 columns
 kv            kv_slots * kv_slot_bytes   ring of units: 64 keys x 128 columns, K and V in the order of their use
 rope          rope_slots * 8192          ring of the rotary columns of 64 keys
 p             16384                      P: 64 rows x 128 keys
-exchanged     2 * 1024                   a value of each softmax thread, for those with the other keys of its row
+exchanged     2 * 1024                   a value of each softmax thread, for the other threads of its row
 work_queue    112
 mbarriers     8 * barriers.total
 tmem_address  4
 
-Eight slots of 16 KiB: K of one key tile and V of one, with one slot of rotary columns. Of eight bits a slot has half
-of the bytes, and there are three for rotary columns: with one, K of the next key tile but one would wait for S.
+In 16 bits: eight slots of 16 KiB, which hold K of one key tile and V of one, and one slot of rotary columns. In 8 bits
+a slot is half as large, and rotary columns have three: with one, K of the tile after next would have to wait for S.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .barriers import ROPE_SLOT
 from .tiles import LatentPairTiles
 
 BARRIERS_PER_SLOT = 2  # full and empty
-MOST_ROPE_SLOTS = 3  # of which two are on their way while one is used
+MOST_ROPE_SLOTS = 3  # two are in flight while one is in use
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LatentPairSmem(SmemMap):
 def smem_map(
     tiles: LatentPairTiles, warps: SwappedWarpRoles, table: BarrierTable
 ) -> LatentPairSmem:
-    """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
+    """The map of a kernel with this barrier table, which sets the number of slots of the rings."""
     return LatentPairSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
@@ -57,7 +57,7 @@ def smem_map(
 
 
 def slots_that_fit(tiles: LatentPairTiles, without_rings: LatentPairSmem) -> tuple[int, int]:
-    """(units, slots of rotary columns) beside everything else; without_rings: the map of a kernel without slots.
+    """(units, slots of rotary columns) that fit in the rest; without_rings: the map of a kernel without slots.
 
     K and V of a key tile come first, then rotary columns, then further units.
     """

@@ -1,4 +1,4 @@
-"""Softmax warps of either CTA: S -> P, key tile by key tile; four threads share a row, each has a quarter of the keys.
+"""Softmax warps of either CTA: S -> P, one key tile at a time; four threads share a row, a quarter of the keys each.
 
     thread t    row t % 64 of the CTA
                 lanes of tensor memory: of half (t / 64) % 2, keys 64 half to 64 half + 63 of a key tile
@@ -7,15 +7,15 @@
 For every key tile:
 
     wait s_ready          read the row's 32 scores, mask them if the tile needs it
-    row maximum           of the thread; those of the others come through shared memory
+    row maximum           of this thread; the other three maxima come through shared memory
     P = 2^(c s - c m)
-    wait pv_done          O is complete up to the tile before, and its P has been read
-    a maximum moved       O *= 2^(old - new), this thread's 128 columns. Seldom: it may lag by 2^8
-    P to shared memory    a quarter of a row, which is A of the next product as it stands
+    wait pv_done          O is complete up to the previous tile, and its P has been read
+    a maximum moved       O *= 2^(old - new), this thread's 128 columns. Rare: it may lag by 2^8
+    P to shared memory    a quarter of a row, in the layout of operand A of the next product
     p_ready
 
-All four keep the same running maximum, so they decide alike. After the last tile they add up their sums, wait for O and
-store it (store.py).
+All four keep the same running maximum, so they take the same branch. After the last tile they add up their sums, wait
+for O and store it (store.py).
 """
 
 from dataclasses import dataclass
@@ -50,9 +50,9 @@ class Place:
     """A softmax thread.
 
     thread  0 to 255
-    row     of the CTA; row_of_tile: of the 128 of the pair
-    half    0 or 1: of the lanes, and so of the keys of a tile and the columns of an output
-    group   0 or 1: the warpgroup, which has half of these keys, and one of the outputs
+    row     within the CTA; row_of_tile: within the 128 rows of the pair
+    half    0 or 1: half of the lanes, hence of the keys of a tile and of the columns of an output
+    group   0 or 1: the warpgroup, which has half of these keys and one of the outputs
     """
 
     thread: Int32
@@ -71,9 +71,9 @@ class Place:
 
 
 def exchange(cfg, smem: Smem, place: Place, number, value) -> list:
-    """The values of all threads of this row, in one order. number: of exchanges before.
+    """The values of all threads of this row, in the same order for each. number: count of earlier exchanges.
 
-    There are two buffers, so that the barrier of one exchange is what frees the one before.
+    There are two buffers, so the barrier of one exchange frees the buffer of the previous one.
     """
     rows, sharing = cfg.tiles.q_box_rows, cfg.tiles.threads_of_row
     smem.exchanged[(place.thread, number & 1)] = value
@@ -82,7 +82,7 @@ def exchange(cfg, smem: Smem, place: Place, number, value) -> list:
 
 
 def write_p(cfg, smem: Smem, place: Place, words: list):
-    """This thread's quarter of a row of P."""
+    """Store this thread's quarter of a row of P."""
     tile = cfg.tiles.p_tile
     span, half_bytes = tile.swizzle.span_bytes, cfg.tiles.bytes_of(cfg.tiles.s_columns)
     of_half = tile.chunk_bytes if half_bytes == span else half_bytes
@@ -94,7 +94,7 @@ def write_p(cfg, smem: Smem, place: Place, words: list):
 
 
 def column_of_o(cfg, place: Place):
-    """Where this thread's output is."""
+    """First tensor memory column of this thread's output."""
     return cfg.tmem.o[0] + place.group * (cfg.tmem.o[1] - cfg.tmem.o[0])
 
 
@@ -122,7 +122,7 @@ def scores_of(cfg, tmem, place: Place, buffer) -> list:
 
 
 def picked_keys(cfg, args: KernelArgs, work: Work, place: Place, n) -> Int32:
-    """Of this warp's 32 keys of a tile, which the page table has a page for: a bit each, of which a lane reads one."""
+    """Bitmask of this warp's 32 keys of a tile that the page table has a page for; each lane looks up one key."""
     assert cfg.tiles.keys_of_thread == WARP_SIZE
     key = first_key(cfg, place, n) + cute.arch.lane_idx()
     return cute.arch.vote_ballot_sync(is_picked(cfg, args, work, key))
@@ -154,7 +154,7 @@ def step(
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
     picked = None
-    if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
+    if cutlass.const_expr(cfg.picks_keys):  # in flight while S is computed
         picked = picked_keys(cfg, args, work, place, n)
     events.s_ready.wait(buffer, tile >> 1 & 1)
     tensor_memory.fence_after()
@@ -179,7 +179,7 @@ def step(
     words = row_math.pack(values, cfg.p_dtype)
     total = row_math.row_total(row_math.add_values([], values))
     events.pv_done.wait(0, (tile - 1) & 1)
-    if n != work.tiles.first:  # before, no product of the work tile is in O
+    if n != work.tiles.first:  # at the first tile, O holds no product of this work tile
         if cute.arch.vote_any_sync(factor < 1.0):
             tensor_memory.fence_after()
             rescale_o(cfg, tmem, place, factor)
@@ -191,7 +191,7 @@ def step(
 
 
 def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> RowState:
-    """The state of a row that has seen no key. A sink is the maximum of all its threads, and in the sum of one."""
+    """Initial state of a row. A sink sets the maximum of all its threads, and counts in the sum of only one."""
     state = first_state(cfg, args, work, row)
     if not cfg.sink:
         return state
@@ -206,7 +206,7 @@ def key_tiles(
     work: Work,
     before: Before,
 ) -> tuple[RowContext, RowState]:
-    """All key tiles of a work tile."""
+    """The mainloop: all key tiles of a work tile."""
     args, place = warps.args, warps.place
     row = row_context(cfg, args, work, 0, place.row_of_tile)
     whole = whole_tiles(cfg, args, work, 0)
@@ -232,7 +232,7 @@ def run(
     events: Events,
     queue: WorkQueue,
 ):
-    """Every work tile. `tmem`: address of the first column for this warp's lanes."""
+    """Process every work tile. `tmem`: address of the first column for this warp's lanes."""
     place = Place.here(cfg)
     warps = SoftmaxWarps(args, smem, tmem, events, place)
     before = Before(Int32(0), Int32(0))

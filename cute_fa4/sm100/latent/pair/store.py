@@ -1,7 +1,7 @@
-"""Store: O / row sum from tensor memory to global memory, and the log-sum-exp.
+"""Epilogue: stores O / row sum from tensor memory to global memory, and the log-sum-exp.
 
-A thread stores its own columns of its own row, 16 bytes at a time: 128 columns of the output of its warpgroup. Rows
-beyond the sequence are not written.
+A thread stores 128 columns of its row, 16 bytes at a time, from the output of its warpgroup. Rows past the end of the
+sequence are not written.
 """
 
 import math
@@ -22,11 +22,11 @@ from ...work import results, rows
 from ...work.tile import Work
 
 BATCH = 32  # columns that are in registers at a time
-PIECE_WORDS = 4  # of one store
+PIECE_WORDS = 4  # per store
 
 
 def store_words(address: Int64, words: list):
-    """16 bytes (four 32-bit words) to global memory in one instruction."""
+    """Store 16 bytes (four 32-bit words) to global memory in one instruction."""
     llvm.inline_asm(
         None,
         [Int64(address).ir_value(), *(word.ir_value() for word in words)],
@@ -39,12 +39,12 @@ def store_words(address: Int64, words: list):
 
 
 def address_of(o: cute.Tensor, place: tuple) -> Int64:
-    """Global address of an element of O; one depth is contiguous, and rows begin at multiples of 16 bytes."""
+    """Global address of an element of O; the depth is contiguous, and rows are 16-byte aligned."""
     return (o.iterator + cute.crd2idx(place, o.layout)).toint()
 
 
 def first_depth(cfg, place):
-    """The first of this thread's columns, in the depth of O."""
+    """The first of this thread's columns within the depth of O."""
     return place.group * cfg.tiles.pv_mma_shape[1] + place.half * cfg.tiles.o_columns
 
 
@@ -57,7 +57,7 @@ def output(
     o_address: Int32,
     factor: Float32,
 ):
-    """This thread's columns of its row, times the factor, rounded. Zeros without key tiles."""
+    """Store this thread's columns of its row, times the factor, rounded; zeros if there are no key tiles."""
     row = rows.row_of(cfg, work, 0, place.row_of_tile)
     exists = results.is_row(cfg, args, work, row)
     at = results.row_place(cfg, args, work, row)
@@ -75,7 +75,7 @@ def output(
 
 
 def store_batch(address: Int64, words: list):
-    """Words that lie side by side, 16 bytes at a time."""
+    """Store adjacent words, 16 bytes at a time."""
     for i in range(0, len(words), PIECE_WORDS):
         store_words(address + 4 * i, words[i : i + PIECE_WORDS])
 
@@ -89,9 +89,9 @@ def log_sum_exp(
     state: RowState,
     factor: Float32 | None,
 ):
-    """Of this thread's row, natural logarithm, by one of its threads; of a row without keys -inf.
+    """Store the natural log-sum-exp of this thread's row (one thread per row stores); -inf for a row without keys.
 
-    factor: of the scores besides the softmax scale, or None
+    factor: scale of the scores in addition to the softmax scale, or None
     """
     row = rows.row_of(cfg, work, 0, place.row_of_tile)
     if results.is_row(cfg, args, work, row) & (place.thread < cfg.tiles.q_box_rows):

@@ -1,6 +1,6 @@
-"""LatentPairTiles: a tile of 128 query rows over a latent cache, which two CTAs share; rows are lanes again.
+"""LatentPairTiles: a tile of 128 query rows over a latent cache, shared by two CTAs; rows map to lanes here.
 
-An MMA of a pair with M = 128 has 64 rows in each CTA. Half of its columns lie in lanes 0 to 63, the other half in lanes
+A pair's MMA with M = 128 has 64 rows in each CTA. Half of its columns are in lanes 0 to 63, the other half in lanes
 64 to 127 (PTX ISA, "Tensor Core 5th Generation: data path layout B"), and each half comes from the B of one CTA:
 
                  N      from CTA 0             from CTA 1              lanes 0-63 | 64-127    columns
@@ -8,8 +8,8 @@ An MMA of a pair with M = 128 has 64 rows in each CTA. Half of its columns lie i
     O0 += P V    256    columns 0-127 of V     columns 128-255         these | those          128
     O1 += P V    256    columns 256-383        columns 384-511         these | those          128
 
-So a CTA loads 64 keys with all 576 columns (K), and 128 keys with 256 columns (V). Everything comes in units of 64 keys
-and 128 columns, which one slot of the ring holds; the rotary columns of K have a place of their own:
+A CTA therefore loads 64 keys with all 576 columns (K), and 128 keys with 256 columns (V). All loads are in units of
+64 keys and 128 columns, one per slot of the ring; the rotary columns of K have their own ring:
 
     K of CTA r        columns 0-127 | 128-255 | 256-383 | 384-511 of keys 64 r to 64 r + 63
     V of CTA r, O_h   keys 0-63 | 64-127 of columns 256 h + 128 r to 256 h + 128 r + 127
@@ -32,7 +32,7 @@ UNIT_KEYS, UNIT_COLUMNS = 64, 128
 
 @dataclass(frozen=True)
 class LatentPairTiles(Tiles):
-    """What Tiles has, of the pair as if it were one CTA, and what each of the two has."""
+    """Tiles of the pair as if it were one CTA, and the part of each of the two CTAs."""
 
     @classmethod
     def of(cls, problem: Problem) -> "LatentPairTiles":
@@ -48,7 +48,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def rows_per_position(self) -> int:
-        """The next power of two, so that whole positions fit a tile whatever the group is."""
+        """Heads rounded up to a power of two, so that a tile holds whole positions for any group size."""
         return padded_heads(self.problem.heads_per_tile)
 
     @property
@@ -68,7 +68,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def pages_come_whole(self) -> bool:
-        """A unit has two chunks of the nine of a row: there is little to fold."""
+        """False: a unit has only two of the nine chunks of a row, so there is little to fold."""
         return False
 
     # ---- of a CTA
@@ -89,7 +89,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def k_box_rows(self) -> int:
-        """Rows of one copy of K or V: a unit's, or what they have in common with a page."""
+        """Rows per copy of K or V: those of a unit, or their greatest common divisor with a page."""
         page = self.problem.page_size
         return gcd(UNIT_KEYS, page) if page else UNIT_KEYS
 
@@ -104,7 +104,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def key_parts(self) -> int:
-        """Units of V that one product contracts, one behind the other."""
+        """Units of V that one product contracts, one after another."""
         return self.BN // UNIT_KEYS
 
     @property
@@ -143,7 +143,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def rope_tile(self) -> KMajorTile:
-        """Of eight bits the rotary columns fill half of a swizzle span, the rest are zeros."""
+        """Layout of the rotary columns; in 8 bits they fill half of a swizzle span, and the rest is zeros."""
         return KMajorTile(UNIT_KEYS, align_up(ROPE_DEPTH, self.swizzle_granule), self.bits)
 
     @property
@@ -154,12 +154,12 @@ class LatentPairTiles(Tiles):
 
     @property
     def s_columns(self) -> int:
-        """Of one S: the keys of either half of the lanes."""
+        """Columns of one S: the keys in either half of the lanes."""
         return self.BN // CTAS
 
     @property
     def keys_of_thread(self) -> int:
-        """Scores of a key tile that a softmax thread has; there are as many softmax warpgroups as outputs."""
+        """Scores per softmax thread and key tile; there are as many softmax warpgroups as outputs."""
         return self.s_columns // self.outputs
 
     @property
@@ -169,5 +169,5 @@ class LatentPairTiles(Tiles):
 
     @property
     def o_columns(self) -> int:
-        """Of one of the outputs."""
+        """Columns of one output in tensor memory."""
         return self.pv_mma_shape[1] // CTAS

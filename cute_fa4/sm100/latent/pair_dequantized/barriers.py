@@ -1,7 +1,7 @@
 """Every mbarrier of a pair of CTAs over rows of 656 bytes: both have all of them, at the same places.
 
-As in latent/pair/barriers.py, but units pass through two rings: each CTA fills and empties one of stored units by
-itself, and its widen warps fill the one that the MMAs of both read.
+As in latent/pair/barriers.py, but units pass through two rings: each CTA fills and empties its own ring of stored
+units, and its dequantize warps fill the ring that the MMAs of both CTAs read.
 
 barrier       number  raised by                         awaited by           means
 q_full        1       load 1 (+ bytes of both)          mma                  the Q tile is in shared memory
@@ -52,15 +52,15 @@ STORED_SLOT = "stored_slot"
 def table(
     warps: RowsPairWarpRoles, kv_slots: int, stored_slots: int, rope_slots: int
 ) -> BarrierTable:
-    """The table of a kernel whose rings have so many slots."""
+    """The table of a kernel with rings of this many slots."""
     numbers = dict(pair.table(warps, kv_slots).numbers)
     numbers |= {STORED_SLOT: stored_slots, ROPE_SLOT: rope_slots}
     return BarrierTable(rows(warps), numbers)
 
 
 def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of a pair, with the widening between two rings."""
-    number = len(warps.widen) // WIDEN_GROUPS  # that widen a unit
+    """Every barrier, in memory order: those of a pair, with dequantization between two rings."""
+    number = len(warps.widen) // WIDEN_GROUPS  # warps that dequantize a unit
     wide = (Arrivals("widen", CTAS * number, "at 0"),)
     read = Arrivals("widen", number)
     changed = {

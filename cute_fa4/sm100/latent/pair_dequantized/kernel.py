@@ -1,18 +1,18 @@
 """SM100MLAWidenPair: decode from a latent cache of 656 bytes a row for 33 to 128 query rows, by pairs of CTAs.
 
-Tiles of 32 rows (latent/dequantized/) each widen every row of the cache. Here two CTAs share 128 rows and every MMA,
-as in latent/pair/, and each widens what it multiplies: half of the keys as K, half of the columns as V.
+Tiles of 32 rows (latent/dequantized/) each dequantize every row of the cache. Here two CTAs share 128 rows and every
+MMA, as in latent/pair/, and each dequantizes its own operands: half of the keys as K, half of the columns as V.
 
 Steady state of a CTA of the pair. A line is an issue slot, not a duration; K1' is half of the keys, V0' half of the
 columns, in units of 64 keys and 128 columns:
 
-    load           widen     mma of CTA 0       softmax of both
+    load           `widen`   mma of CTA 0       softmax of both
     K1' rope1      K1'       S[1] = Q K1        P0 = 2^(S[0] - m)
     V0'            V0'       O0, O1 += P0 V0    .
     K2' rope2      K2'       S[0] = Q K2        P1 = 2^(S[1] - m)
     V1'            V1'       O0, O1 += P1 V1    .
 
-Softmax, products and store are those of latent/pair/. Read next: tiles.py, widen.py, load.py, barriers.py,
+Softmax, products and store are those of latent/pair/. Read next: tiles.py, `widen.py`, load.py, barriers.py,
 docs/decisions/0029.
 """
 
@@ -44,7 +44,7 @@ from .widen import Widener
 
 @dataclass(frozen=True)
 class StoredUnits(Loads):
-    """A key tile is copied in units as they are stored, K ahead of V."""
+    """Loads a key tile in stored units, K ahead of V."""
 
     load_tile = staticmethod(pair_load.load_tile)
     load_k = staticmethod(load.load_k)
@@ -56,7 +56,7 @@ STORED_UNITS = StoredUnits()
 
 @dataclass(frozen=True)
 class WideConsumer(PairConsumer):
-    """The mma warp's end of the ring that the widen warps of both CTAs fill."""
+    """The mma warp's end of the ring that the dequantize warps of both CTAs fill."""
 
     def wait(self, slot: Slot):
         mbarriers.wait_for_cluster(self.full + slot.index, slot.phase)
@@ -65,7 +65,7 @@ class WideConsumer(PairConsumer):
 
 @dataclass(frozen=True)
 class RowsPairCTA(LatentPairCTA):
-    """widener: the widen warps' end of the rings of units."""
+    """widener: the dequantize warps' end of the rings of units."""
 
     widener: Widener
 
@@ -76,13 +76,13 @@ class SM100MLAWidenPair(SM100MLAPair):
     consumer_pipeline = WideConsumer
 
     def kv_operands(self, mK, mV):
-        """Of one cache, all of whose bytes mK has: units and scales in the place of K, rotary columns in that of V."""
+        """Operands of one cache, all in mK: units and scales take the place of K, rotary columns that of V."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
         rope = self.rope_operand(mK, k)
         return replace(k, rest=tma.narrow_operand(self.cfg, mK, SCALE_LINE_BYTES)), rows, rope, rows
 
     def rope_operand(self, mK, k: KVOperand) -> KVOperand:
-        """Boxes as those of units, which count on the mbarrier of CTA 0; gathered rows say so with each copy."""
+        """Boxes as for units, but they signal the mbarrier of CTA 0; gathered rows select it in each copy."""
         tiles = self.cfg.tiles
         if tiles.gathers_rows:
             return k

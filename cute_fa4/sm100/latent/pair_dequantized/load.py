@@ -1,12 +1,12 @@
-"""Load warp of either CTA: its units as they are stored, in the order of latent/pair/load.py, and scales of their keys.
+"""Load warp of either CTA: stored units, in the order of latent/pair/load.py, and the scales of their keys.
 
     n = 0           Q  K0 K0 K0 K0 rope0
     n = 1, 2, ...      Kn Kn Kn Kn ropen   V(n-1) V(n-1) V(n-1) V(n-1)
     at the end                             V(last) ...
 
-Of four units the first two bring scales: two warpgroups take units in turn, and keep those of their keys for the next.
-Units are this CTA's own affair: its widen warps wait for them. The rotary columns go where the MMAs of both CTAs read
-them, and count on the mbarrier of CTA 0. What lies behind the keys of a sequence arrives as zeros, scales too.
+The first two of four units bring scales: two warpgroups take units in turn and keep the scales for their next unit.
+Only the dequantize warps of this CTA wait for its units. The rotary columns go where the MMAs of both CTAs read them,
+and signal the mbarrier of CTA 0. TMA fills rows past the end of a sequence with zeros, scales included.
 """
 
 from dataclasses import replace
@@ -30,9 +30,9 @@ from .warp_roles import WIDEN_GROUPS
 def load_bytes(
     cfg, operand: KVOperand, address, mbarrier, rows, first, line_bytes: int, ctas: int = 1
 ):
-    """Copy bytes of 64 keys, from byte `first` of their rows on, to lines of shared memory.
+    """Copy line_bytes bytes of each of 64 keys to shared memory, starting at byte `first` of their rows.
 
-    ctas: 2 where the mbarrier is that of CTA 0, for both
+    ctas: 2 if both CTAs signal the mbarrier of CTA 0
     """
     if cfg.tiles.gathers_rows:
         shape = Gathered(UNIT_KEYS, 1, ctas, line_bytes)
@@ -46,7 +46,7 @@ def load_bytes(
 
 
 def load_unit(cfg, args: KernelArgs, smem: Smem, kv, rows, block, slot: Slot, scales: bool) -> Slot:
-    """128 columns of 64 keys, number `block` of four; scales: those of these keys, too."""
+    """Load 128 columns of 64 keys, block `block` of four; scales: also load the scales of these keys."""
     kv.units.acquire(slot)
     mbarrier = kv.units.get_k(slot, 0) if scales else kv.units.get_v(slot)
     address = smem.stored_address + slot.index * cfg.tiles.stored_bytes
@@ -58,7 +58,7 @@ def load_unit(cfg, args: KernelArgs, smem: Smem, kv, rows, block, slot: Slot, sc
 
 
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
-    """This CTA's half of the keys, with all columns; their scales once for each widening warpgroup."""
+    """Load this CTA's half of the keys, with all columns, and their scales once per dequantize warpgroup."""
     rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
     slot = at.unit
     for block in range(cfg.tiles.k_units):
@@ -71,7 +71,7 @@ def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadP
 
 
 def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
-    """All keys, and this CTA's half of the columns of each product; scales with the first one."""
+    """Load all keys, with this CTA's half of the columns of each product; scales with the first one."""
     tiles, rank = cfg.tiles, cute.arch.block_idx_in_cluster()
     parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
     for output in range(tiles.outputs):

@@ -1,10 +1,10 @@
-"""LatentRowsPair: 128 query rows over rows of 656 bytes by two CTAs that share MMAs; each widens what it multiplies.
+"""LatentRowsPair: 128 query rows over rows of 656 bytes by two CTAs that share MMAs; each dequantizes its operands.
 
     FA4Config(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32", qk_depth=576, ov_depth=512, latent=True, group=128,
               pack_gqa=True, kv_layout="paged", page_size=64, seqused_k=True, schedule=LatentRowsPair())
 
-Tensor memory is that of latent/pair/schedule.py; shared memory has a ring of units as they are stored beside the one of
-units as they are multiplied: docs/decisions/0029.
+Tensor memory is that of latent/pair/schedule.py; shared memory has a ring of stored units in addition to the
+ring of dequantized units: docs/decisions/0029.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .warp_roles import RowsPairWarpRoles
 
 @dataclass(frozen=True)
 class LatentRowsPair(LatentPair):
-    """The schedule of SM100MLAWidenPair: the choices of LatentPair."""
+    """The schedule of SM100MLAWidenPair; its options are those of LatentPair."""
 
     family: ClassVar[str] = "mla_widenpair"
     warps: ClassVar[RowsPairWarpRoles] = RowsPairWarpRoles()
@@ -46,6 +46,6 @@ class LatentRowsPair(LatentPair):
 
 @lru_cache(maxsize=256)
 def layout(warps: RowsPairWarpRoles, tiles: RowsPairTiles) -> tuple[BarrierTable, RowsPairSmem]:
-    """Barriers, and shared memory with room for them."""
+    """The barrier table, and the shared memory map with room for it."""
     table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, ROPE_SLOTS)
     return table, smem_map(tiles, warps, table)

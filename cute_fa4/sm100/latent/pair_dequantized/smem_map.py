@@ -2,11 +2,11 @@
 
 field         bytes                       what
 q             73728                       Q: 64 rows of 576 columns
-kv            4 * 16384                   ring of units as they are multiplied: 64 keys x 128 columns bf16
-stored        6 * 10240                   ring of units as they are stored, with room for the scales of their keys
+kv            4 * 16384                   ring of dequantized units: 64 keys x 128 columns bf16
+stored        6 * 10240                   ring of stored units, with room for the scales of their keys
 rope          1 * 8192                    ring of the rotary columns of 64 keys
 p             16384                       P: 64 rows x 128 keys
-exchanged     2 * 1024                    a value of each softmax thread, for those with the other keys of its row
+exchanged     2 * 1024                    a value of each softmax thread, for the other threads of its row
 work_queue    112
 mbarriers     8 * barriers.total
 tmem_address  4
@@ -23,7 +23,7 @@ from .barriers import STORED_SLOT
 from .tiles import RowsPairTiles
 from .warp_roles import RowsPairWarpRoles
 
-# Of units even numbers, half for each widening warpgroup.
+# Numbers of unit slots are even: each dequantize warpgroup has half of them.
 KV_SLOTS, STORED_SLOTS, ROPE_SLOTS = 4, 6, 1
 
 

@@ -1,11 +1,11 @@
-"""RowsPairTiles: a tile of 128 query rows over rows of 656 bytes, which two CTAs share; each widens what it multiplies.
+"""RowsPairTiles: a tile of 128 query rows over rows of 656 bytes, shared by two CTAs; each dequantizes its operands.
 
-Products, rows and units are those of latent/pair/tiles.py. What comes from memory is half of it:
+Products, rows and units are those of latent/pair/tiles.py. Memory traffic is about half:
 
-    a unit                64 keys x 128 columns: of one scale a key
-    as it is stored       64 x 128 bytes, swizzled, and 64 x 32 bytes, of which 16 are the four scales of a key
-    as it is multiplied   64 x 128 numbers bf16, swizzled, times the scale of their key
-    rotary columns        64 x 128 bytes, bf16 as they are
+    a unit                64 keys x 128 columns, with one scale per key
+    stored                64 x 128 bytes, swizzled, and 64 x 32 bytes, of which 16 are the four scales of a key
+    dequantized           64 x 128 bf16 values, swizzled, times the scale of their key
+    rotary columns        64 x 128 bytes, bf16, not converted
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
 
 @dataclass(frozen=True)
 class RowsPairTiles(LatentPairTiles):
-    """What LatentPairTiles has, whose slots are units as they are multiplied; and units as they are stored."""
+    """LatentPairTiles, whose slots hold dequantized units, and the layout of stored units."""
 
     @property
     def stored_tile(self) -> KMajorTile:
-        """Where TMA put a byte of a unit."""
+        """Layout of a stored unit: where TMA writes a byte."""
         return KMajorTile(UNIT_KEYS, UNIT_COLUMNS, bits=8)
 
     @property
     def scales_at(self) -> int:
-        """Of a slot of the ring of stored units: byte of its first scale."""
+        """Offset of the first scale in a slot of the ring of stored units."""
         return self.stored_tile.nbytes
 
     @property
     def stored_bytes(self) -> int:
-        """Of such a slot."""
+        """Bytes of such a slot."""
         return self.scales_at + UNIT_KEYS * SCALE_LINE_BYTES

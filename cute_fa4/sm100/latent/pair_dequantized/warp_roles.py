@@ -1,13 +1,13 @@
-"""Which warp of a CTA does what, and with how many registers.
+"""The role and the register count of each warp of a CTA.
 
     warps    role       registers   work
     0-7      softmax    152         S -> P, four threads a row; rescales O, stores it at the end
     8        mma         64         in CTA 0 one thread issues every tcgen05.mma of both
     9        load        64         one thread issues every TMA load of this CTA
-    10, 11   idle        64         `setmaxnreg` must be executed alike by the four warps of a warpgroup
-    12-19    widen       56         units of 8 bits -> bf16, times scales; two warpgroups take them in turn
+    10, 11   idle        64         the four warps of a warpgroup must execute the same `setmaxnreg`
+    12-19    `widen`     56         dequantizes 8-bit units to bf16; two warpgroups take them in turn
 
-640 threads begin with 96 registers each: a quarter of an SM has 16,384 registers for five of the warps.
+640 threads begin with 96 registers each: each quarter of an SM has 16,384 registers and runs five of the warps.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,16 @@
-"""Widen warps of either CTA: units as they are stored -> bf16, times scales, in the order of their use.
+"""Dequantize warps of either CTA: stored units -> bf16, times scales, in the order of their use.
 
-Two warpgroups take units in turn, so that one converts while the other waits or stores. Of the four units of K one has
-blocks 0 and 2 of columns, the other 1 and 3; of V one has keys 0 to 63, the other the rest, of two blocks each. Two
-threads share a key of a unit, each has 64 of its 128 columns, which are a line of one of the two chunks that the MMA
-reads. A number of e4m3 is
-exact in fp16 and in float32; its product with the scale is rounded to bf16 once.
+Two warpgroups take units in turn, so that one converts while the other waits or stores. For K, one warpgroup has column
+blocks 0 and 2, the other 1 and 3. For V, one has keys 0 to 63 and the other the rest, with two column blocks each.
+Two threads share a key of a unit: each has 64 of its 128 columns, which are a line of one of the two chunks that the
+MMA reads.
+An e4m3 value is exact in fp16 and in float32; its product with the scale is rounded to bf16 once.
 
     wait stored_full      four loads of 16 bytes; scales of the key, once for two units
-    stored_empty          of the warp: the slot may be filled again
-    wait kv_empty         the MMAs that read the unit's place have completed
-    128 bytes             to the place, where the MMA takes them as K or as V: the same bytes
-    kv_full               of the warp, in CTA 0
+    stored_empty          one arrival per warp: the slot may be filled again
+    wait kv_empty         the MMAs that read the destination slot have completed
+    store 128 bytes       to that slot; the MMA reads the same bytes as K or as V
+    kv_full               one arrival per warp, in CTA 0
 """
 
 from dataclasses import dataclass
@@ -34,16 +34,16 @@ from ..dequantized.tiles import SCALE_LINE_BYTES, WIDE_BYTES
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
 from .warp_roles import WIDEN_GROUPS
 
-HALF = UNIT_COLUMNS // 2  # of a unit's columns, of one thread
-NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
+HALF = UNIT_COLUMNS // 2  # columns of a unit per thread
+NUMBERS = 32  # at a time: two pieces in 8 bits, four in bf16
 WORDS_AT_ONCE = NUMBERS // 4
 UNITS = 4  # of K of a key tile, and of V
-CHUNKS = 2  # of a unit as it is multiplied
+CHUNKS = 2  # of a dequantized unit
 
 
 @dataclass(frozen=True)
 class Position:
-    """In the ring of stored units, and in that of widened ones."""
+    """Positions in the rings of stored and of dequantized units."""
 
     stored: Slot
     wide: Slot
@@ -51,25 +51,25 @@ class Position:
 
 @dataclass(frozen=True)
 class Widener:
-    """The widen warps' end of both rings; numbers of slots are even, so that a warpgroup has slots of its own."""
+    """The dequantize warps' end of both rings; slot counts are even, so each warpgroup has its own slots."""
 
     stored: KVConsumerPipeline
     wide: PairProducer
 
     def first(self, group) -> Position:
-        """Of a warpgroup, whose number is that of its first unit."""
+        """First position of a warpgroup; its number is that of its first unit."""
         wide = self.wide.first()
         return Position(Slot(group, Int32(0)), Slot(group, wide.phase))
 
     def next(self, at: Position) -> Position:
-        """Behind this unit, and that of the other warpgroup."""
+        """The position after this unit and that of the other warpgroup."""
         stored, wide = at.stored, at.wide
         for _ in range(WIDEN_GROUPS):
             stored, wide = stored.next(self.stored.slots), wide.next(self.wide.slots)
         return Position(stored, wide)
 
     def drain(self, at: Position):
-        """A CTA must not end before the last commit of CTA 0 on one of its slots, here of those of this warpgroup."""
+        """Wait for the last commits of CTA 0 on this warpgroup's slots: the CTA must not exit before them."""
         for _ in range(self.wide.slots // WIDEN_GROUPS):
             self.wide.acquire(at.wide)
             at = self.next(at)
@@ -77,7 +77,7 @@ class Widener:
 
 @dataclass(frozen=True)
 class Place:
-    """A thread: its key of a unit, which half of its columns, and its warpgroup."""
+    """The part of a thread: its key of a unit, its half of the columns, and its warpgroup."""
 
     key: Int32
     half: Int32
@@ -92,7 +92,7 @@ class Place:
 
 
 def scales_of_key(cfg, address, place: Place, second) -> list:
-    """Of columns 0-127 and 256-383 of this thread's key, or (second) of the 128 columns behind each."""
+    """Scales of columns 0-127 and 256-383 of this thread's key, or (second) of the next 128 after each."""
     words = load_piece(address + cfg.tiles.scales_at + place.key * SCALE_LINE_BYTES)
     return [
         Int32(choose(second, words[i + 1], words[i])).bitcast(Float32)
@@ -101,7 +101,7 @@ def scales_of_key(cfg, address, place: Place, second) -> list:
 
 
 def read_unit(cfg, address, place: Place) -> list:
-    """This thread's numbers, four a word. The swizzle keeps the second half of a line 64 bytes from the first."""
+    """This thread's values, four per word. The swizzle keeps the second half of a line 64 bytes from the first."""
     words = []
     for column in range(0, HALF, PIECE_BYTES):
         words += load_piece(
@@ -111,7 +111,7 @@ def read_unit(cfg, address, place: Place) -> list:
 
 
 def write_unit(cfg, address, place: Place, words: list, scale: Float32):
-    """This thread's numbers as bf16, times the scale, to its line of a chunk."""
+    """Store this thread's values as bf16, times the scale, to its line of a chunk."""
     tile = cfg.tiles.k_tile
     chunk = address + place.half * tile.chunk_bytes
     for first in range(0, HALF, NUMBERS):
@@ -124,7 +124,7 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
 
 
 def two_units(cfg, smem: Smem, rings: Widener, at: Position, place: Place, second) -> Position:
-    """This warpgroup's two of four units, which have the same keys. second: their columns are those of odd blocks."""
+    """Dequantize this warpgroup's two of four units, which have the same keys. second: their column blocks are odd."""
     scales: list = []
     for i in range(UNITS // WIDEN_GROUPS):
         rings.stored.wait(at.stored)
@@ -151,14 +151,14 @@ def run(
     rings: Widener,
     queue: WorkQueue,
 ):
-    """Every work tile: K of a key tile, then V of the one before; at the end V of the last one, too."""
+    """Process every work tile: K of a key tile, then V of the previous one; at the end also V of the last one."""
     place, number = Place.here(cfg), Int32(0)
     at = rings.first(place.group)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             turns = 1 + choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
-            for turn in cutlass.range(turns, unroll=1):  # K, and V of so many key tiles
+            for turn in cutlass.range(turns, unroll=1):  # K, then V of turns - 1 key tiles
                 second = choose(turn == 0, place.group, rank_in_cluster()) != 0
                 at = two_units(cfg, smem, rings, at, place, second)
         number = number + 1

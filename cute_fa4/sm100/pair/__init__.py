@@ -1,1 +1,1 @@
-"""What two CTAs that share an MMA need, in any family."""
+"""Parts common to all kernel families in which two CTAs share an MMA."""

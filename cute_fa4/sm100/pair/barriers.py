@@ -1,7 +1,7 @@
-"""The barriers of two CTAs that share their MMAs: those of one CTA with other arrivals, and three of their own.
+"""Barriers of two CTAs that share their MMAs: the single-CTA barriers with other counts, and three more.
 
-CTA 0 issues the MMAs of both. What it waits for is raised in its shared memory by both CTAs ("at 0"), by one arrival
-per warp: 32 arrivals of threads would be 32 messages from one SM to the other.
+CTA 0 issues the MMAs of both CTAs. Both CTAs arrive on the barriers that CTA 0 waits for, in its shared memory
+("at 0"), with one arrival per warp: 32 arrivals per warp would be 32 messages from one SM to the other.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ LEADER = 0  # rank of the CTA whose mma warp issues
 
 
 def of_pair(row: Barrier) -> Barrier:
-    """A barrier of one CTA where two share the MMAs."""
+    """The pair version of a single-CTA barrier."""
     if row.name in ("q_full", "kv_full"):
         return replace(row, raised_by=(Arrivals("load", 1, "+ bytes of both"),))
     if row.name in ("p_ready", "p_last"):
@@ -26,7 +26,7 @@ def of_pair(row: Barrier) -> Barrier:
 
 
 def by_warps_of_both(arrivals: Arrivals) -> Arrivals:
-    """A warp each in the place of a thread each, of both CTAs."""
+    """One arrival per warp of both CTAs, in place of one per thread."""
     return Arrivals(arrivals.role, CTAS * arrivals.count // WARP_SIZE)
 
 

@@ -2,6 +2,6 @@
 
 from ..blueprint.entries import JUDGED_ENTRIES, JUDGED_QUEUE_BYTES
 
-LATEST = JUDGED_ENTRIES  # behind the verdicts of the other CTA: the work tile whose verdict was exchanged last
+LATEST = JUDGED_ENTRIES  # after the peer's verdicts: the work tile whose verdict was exchanged last
 PEER_WORDS = LATEST + 1  # Int32
 JUDGED_PAIR_BYTES = JUDGED_QUEUE_BYTES + 4 * PEER_WORDS

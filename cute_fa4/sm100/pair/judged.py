@@ -1,12 +1,12 @@
-"""Work tiles that softmax judges, where both CTAs of a pair must come to the same verdict (work/judged.py).
+"""Work tiles that softmax checks, where both CTAs of a pair must agree on the result (`work/judged.py`).
 
-A score that its reference does not hold may lie in a row of either CTA. Its work tile is run again by both, because
-they share its products. So the load warps tell each other what their own softmax warps found, tile by tile:
+A score too large for its reference may lie in a row of either CTA. Both CTAs rerun its work tile, because they
+share its MMAs. So for each tile the load warps exchange the verdicts of their own softmax warps:
 
     load warp    reads the verdict of its own CTA -> stores it in the other, raises `verdict` there -> awaits its own
 
-A word is written again three work tiles later, when the other load warp has long sent the verdict of the tile behind,
-which it did after it had read this one.
+A word is rewritten three work tiles later. By then the other load warp has sent the verdict of the next tile, and it
+reads this verdict before it sends that one.
 """
 
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from .sync import PairQueue
 
 
 class PairJudged(Judged):
-    """Verdicts of both CTAs; mixed with a queue."""
+    """Verdicts of both CTAs; a mixin for a work queue."""
 
     @classmethod
     def at(cls, pointer: cute.Pointer, **mbarriers_of):
-        """In shared memory: what Judged has, and the verdicts of the other CTA."""
+        """In shared memory: the fields of Judged, and the verdicts of the other CTA."""
         behind = pointer + JUDGED_QUEUE_BYTES // 4
         peers = cute.make_tensor(behind, cute.make_layout(PEER_WORDS))
         return super().at(pointer, **mbarriers_of, peers=peers)
 
     def begin(self):
-        """Load warp, before anything: no verdict has been exchanged."""
+        """Called by the load warp at the start: no verdict has been exchanged."""
         with cute.arch.elect_one():
             self.peers[LATEST] = Int32(-1)
 
@@ -46,7 +46,7 @@ class PairJudged(Judged):
 
 @cute.jit
 def exchanged(queue: WorkQueue, number: Int32, found: cutlass.Boolean) -> cutlass.Boolean:
-    """Whether either CTA found that work tile `number` is run again; asked a second time, as the caller found."""
+    """Whether either CTA found that work tile `number` must be rerun; a second call for a tile returns `found`."""
     if number > queue.peers[LATEST]:
         at, peer = number % JUDGED_ENTRIES, 1 - rank_in_cluster()
         cute.arch.sync_warp()
@@ -87,7 +87,7 @@ class PairJudgedBlock(PairJudged, OneBlock):
 
 
 def pair_queue_of(cfg) -> type[WorkQueue]:
-    """The queue of a kernel."""
+    """The type of a kernel's work queue."""
     if "work_judged" in cfg.barriers:
         return PairJudgedQueue if cfg.schedule.claims else PairJudgedBlock
     return PairQueue if cfg.schedule.claims else OneBlock

@@ -1,7 +1,7 @@
-"""SM100Pair: what the kernels of two CTAs that share their MMAs have in common.
+"""SM100Pair: the common part of kernels in which two CTAs share their MMAs.
 
-begin    both initialise mbarriers and meet, before one raises those of the other; then both allocate tensor memory
-end      both meet before either frees its tensor memory or exits: nothing reaches a CTA that is gone
+begin    both CTAs initialise mbarriers and sync before either arrives on the other's; then both allocate tensor memory
+end      both sync before either frees its tensor memory or exits: no arrival reaches a CTA that has exited
 """
 
 import cutlass
@@ -18,7 +18,7 @@ from .sync import PairConsumer, PairEvents, PairProducer
 
 @cute.jit
 def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
-    """Both CTAs meet with their mbarriers; then they allocate tensor memory together, and both are there for it.
+    """Sync both CTAs after mbarrier init; then allocate tensor memory together, with both CTAs running.
 
     An allocation whose peer has not been launched yet is undefined (PTX ISA, "tcgen05.alloc"; NVIDIA/cutlass#3316).
     """
@@ -31,7 +31,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
     if warp == warps.mma.start:
         cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address, is_two_cta=True)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
-    if warp == warps.load.start:  # its copies need nothing of the other warps
+    if warp == warps.load.start:  # its copies depend on no other warp
         cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
     else:
         cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
@@ -39,10 +39,10 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
 
 @cute.jit
 def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
-    """Both CTAs meet; then they free their tensor memory.
+    """Sync both CTAs; then free their tensor memory.
 
-    A CTA that frees it before the other has allocated, or that ends before the last arrival from the other, is an
-    error on the chip (NVIDIA/cutlass#3435; facebookexperimental/triton#1105).
+    It is an error on the chip if a CTA frees its memory before the other has allocated, or exits before the last
+    arrival from the other (NVIDIA/cutlass#3435; facebookexperimental/triton#1105).
     """
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
@@ -53,7 +53,7 @@ def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
 
 @cute.jit
 def read_announcements(cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue):
-    """The mma warp of CTA 1, for whom CTA 0 issues."""
+    """Runs in the mma warp of CTA 1, whose MMAs CTA 0 issues."""
     number = Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
@@ -62,7 +62,7 @@ def read_announcements(cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueu
 
 
 class SM100Pair(SM100Kernel):
-    """Two CTAs, of which the first issues the MMAs of both; a family says in `roles` what its warps do."""
+    """Two CTAs, of which CTA 0 issues the MMAs of both; a family defines its warps' work in `roles`."""
 
     cluster = (CTAS, 1, 1)
     producer_pipeline = PairProducer

@@ -1,4 +1,4 @@
-"""What crosses the border of a CTA, as in pair/sync.py, and P, which lies in shared memory here.
+"""Cross-CTA signals, as in pair/sync.py, for kernels that keep P in shared memory.
 
     who                  raises                                                   in
     load warp of CTA 0   q_full, kv_full, rope_full: the bytes of both CTAs       its own CTA
@@ -6,8 +6,8 @@
     a softmax warp       p_ready                                                  CTA 0
     MMAs of CTA 0        s_ready, pv_done, q_free, kv_empty, rope_empty           both
 
-p_ready is about tensor memory (S has been read, O rescaled) and about shared memory (P): fences of shared memory alone
-stand before the arrival and behind the wait, and every thread that wrote P has put its writes before the async proxy.
+p_ready covers tensor memory (S has been read, O rescaled) and shared memory (P). Only shared-memory fences stand
+before the arrival and after the wait, and every thread that wrote P has fenced its writes to the async proxy.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from .sync import LoadedForBoth, RaisedAtLeader, RaisedInBoth, arrive_at_leader
 
 @dataclass(frozen=True)
 class StoredAtLeader(RaisedAtLeader):
-    """By a warp of either CTA, for the mma warp of CTA 0; the news are about shared memory, too."""
+    """Raised by a warp of either CTA, for the mma warp of CTA 0; it covers shared memory, too."""
 
     def arrive(self, i):
         arrive_at_leader(self.mbarriers + i, of_shared=True)
@@ -31,7 +31,7 @@ class StoredAtLeader(RaisedAtLeader):
 
 
 def events_of(table: BarrierTable, first) -> Events:
-    """The events of a pair, from its first mbarrier: each raised where it is awaited."""
+    """The events of a pair, from its first mbarrier: each is raised in the CTA that awaits it."""
     events = Events.of(table, first)
     kinds = {
         "q_full": LoadedForBoth,

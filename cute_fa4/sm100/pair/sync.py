@@ -1,4 +1,4 @@
-"""What crosses the border of a CTA: how a pair raises its barriers, announces bytes, and claims blocks.
+"""Cross-CTA signals: how a pair raises its barriers, announces bytes, and claims blocks.
 
     who                  raises                                                   in
     load warp of CTA 0   q_full, kv_full: the bytes of both CTAs                  its own CTA
@@ -9,7 +9,7 @@
     answer to a claim    work_claimed                                             both
 
 CTA 1 issues a copy as soon as its own slot is empty. Its bytes may count before CTA 0 has announced them: the phase
-ends with the announcement at the earliest, because that is its one arrival. And no copy meets the phase before:
+ends no earlier than the announcement, which is its only arrival. No copy can hit the previous phase either:
 kv_empty is raised in both CTAs by MMAs that waited for that phase.
 
 PTX ISA: "mapa"; "mbarrier.arrive" on shared::cluster; "cp.async.bulk.tensor" and "tcgen05.commit" with .cta_group::2.
@@ -37,10 +37,10 @@ def is_leader():
 
 
 def arrive_at_leader(mbarrier, relaxed: bool = True, of_shared: bool = False):
-    """One arrival of the warp in CTA 0, behind what all of its lanes have done.
+    """One arrival of the warp in CTA 0, after the preceding work of all its lanes.
 
-    relaxed: enough for tensor memory, between tcgen05.fence here and there; of_shared: the news are about shared
-    memory, too
+    relaxed: enough for tensor memory, with tcgen05.fence on both sides; of_shared: the arrival also covers shared
+    memory
     """
     cute.arch.sync_warp()
     with cute.arch.elect_one():
@@ -51,7 +51,7 @@ def arrive_at_leader(mbarrier, relaxed: bool = True, of_shared: bool = False):
 
 @cute.jit
 def announce(mbarrier, nbytes: cutlass.Constexpr):
-    """CTA 0 announces the bytes of both; the copies of CTA 1 count on its mbarrier, too."""
+    """CTA 0 announces the bytes of both CTAs; the copies of CTA 1 count on its mbarrier, too."""
     if is_leader():
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(mbarrier, nbytes)
@@ -59,7 +59,7 @@ def announce(mbarrier, nbytes: cutlass.Constexpr):
 
 @dataclass(frozen=True)
 class RaisedAtLeader(Event):
-    """By a warp of either CTA, for the mma warp of CTA 0; the news are about tensor memory."""
+    """Raised by a warp of either CTA, for the mma warp of CTA 0; it covers tensor memory."""
 
     def arrive(self, i):
         arrive_at_leader(self.mbarriers + i)
@@ -68,13 +68,13 @@ class RaisedAtLeader(Event):
         mbarriers.wait_for_cluster(self.mbarriers + i, phase)
 
     def close(self, i, arrivals: int):
-        """CTA 0: complete a phase that nobody else will, so that it sees what is still on its way from CTA 1."""
+        """CTA 0: complete a phase that no other warp completes, so that late arrivals from CTA 1 are seen."""
         mbarriers.arrive_and_wait(self.mbarriers + i, arrivals)
 
 
 @dataclass(frozen=True)
 class RaisedInBoth(Event):
-    """By the MMAs of CTA 0."""
+    """Raised in both CTAs by the MMAs of CTA 0."""
 
     def commit(self, i):
         tensor_core.commit((self.mbarriers + i).toint(), cta_group=CTAS)
@@ -82,7 +82,7 @@ class RaisedInBoth(Event):
 
 @dataclass(frozen=True)
 class LoadedForBoth(Event):
-    """By the copies of both CTAs."""
+    """Raised by the copies of both CTAs."""
 
     def arrive_and_expect(self, i, nbytes):
         announce(self.mbarriers + i, CTAS * nbytes)
@@ -91,7 +91,7 @@ class LoadedForBoth(Event):
 
 @dataclass(frozen=True)
 class SoftmaxSide(RaisedAtLeader):
-    """p_ready as softmax has it: raised in CTA 0, but awaited as factor_read of its own CTA."""
+    """p_ready on the softmax side: raised in CTA 0, but awaited as factor_read of its own CTA."""
 
     factor_read: cute.Pointer
 
@@ -101,7 +101,7 @@ class SoftmaxSide(RaisedAtLeader):
 
 @dataclass(frozen=True)
 class CorrectionSide(RaisedAtLeader):
-    """p_ready as correction raises it: in CTA 0, and for softmax of its own CTA."""
+    """p_ready on the correction side: raised in CTA 0, and for the softmax warps of its own CTA."""
 
     factor_read: cute.Pointer
 
@@ -112,7 +112,7 @@ class CorrectionSide(RaisedAtLeader):
 
 
 class PairEvents(Events):
-    """The events of a pair: each raised where it is awaited."""
+    """The events of a pair: each is raised in the CTA that awaits it."""
 
     @classmethod
     def of(cls, table: BarrierTable, first: cute.Pointer) -> "PairEvents":
@@ -145,7 +145,7 @@ class PairProducer(TMAProducerPipeline):
         return mbarrier
 
     def drain(self, slot: Slot):
-        """A CTA must not end before the last commit of CTA 0 on one of its slots."""
+        """A CTA must not exit before the last commit of CTA 0 on one of its slots."""
         for _ in range(self.slots):
             self.acquire(slot)
             slot = self.commit_step(slot)
@@ -161,7 +161,7 @@ class PairConsumer(KVConsumerPipeline):
 
 @dataclass(frozen=True)
 class PairQueue(WorkQueue):
-    """Each CTA has a queue; CTA 0 claims for both, and the answer comes to both.
+    """Each CTA has a queue; CTA 0 claims for both, and both receive the answer.
 
     claim_read   CTA 1 has read the last answer, so that the next one may be written over it
     """
@@ -177,10 +177,10 @@ class PairQueue(WorkQueue):
     def answer(self, search: Search) -> Int32:
         cta = super().answer(search)
         answer_read(self.claim_read)
-        return cta >> 1  # of -1, which is none, -1
+        return cta >> 1  # -1 (no work) stays -1
 
     def drain(self, search: Search, number):
-        """CTA 0 must not end before the last word from CTA 1."""
+        """CTA 0 must not exit before the last arrival from CTA 1."""
         await_readers(self, search.claims)
 
 

@@ -1,1 +1,1 @@
-"""Loops of the warps that families share (load, MMA, softmax, correction), and the hooks an order of products fills."""
+"""Warp loops that families share (load, MMA, softmax, correction), and the hooks that an order of products fills in."""

@@ -1,4 +1,4 @@
-"""Even and odd key tiles of one query tile: S0 and O0 of the even ones, S1 and O1 of the odd ones, in one MMA warp.
+"""Even and odd key tiles of one query tile: S0 and O0 for even tiles, S1 and O1 for odd tiles, in one MMA warp.
 
     n = 0               S0 = Q K0                    release K0
     n = 1               S1 = Q K1    O0  = P0 V0     release K1, V0
@@ -7,11 +7,11 @@
     ...
     at the end                       O  += P V(last)
 
-While softmax works on one key tile, the other warpgroup has its products done: two of them lie between the making of an
-S and the use of its P, as with two query tiles. P is stored over S: S of tile n + 2 is issued behind P V of tile n, and
-the tensor core works in issue order.
+While one softmax warpgroup works on its key tile, the MMAs of the other run: two MMAs lie between the MMA that makes S
+and the one that uses its P, as with two query tiles. P is stored over S: S of tile n + 2 is issued after P V of tile n,
+and the tensor core executes in issue order.
 
-Who has which key tile, where the first of the CTA is f and i is the warpgroup:
+Key tiles of warpgroup i, where the first key tile of the CTA is f:
 
     first f + i    then f + i + 2, f + i + 4, ...    of `count` key tiles (count + 1 - i) / 2
 """
@@ -36,10 +36,10 @@ def key_tiles(
     phases: Int32,
     q_phase: Int32,
 ) -> tuple[KVPosition, Int32, Int32]:
-    """All products of a work tile of `count` key tiles, of which none is left behind.
+    """All MMAs of a work tile of `count` key tiles; none is pending at the end.
 
-    at: K of the first key tile; phases: bit i is the parity of P_i that is used next. All three are returned as they
-    are for the next work tile.
+    at: K of the first key tile; phases: bit i is the parity of the next P_i. All three are returned with their values
+    for the next work tile.
     """
     events, kv = mma.events, mma.kv
     k = KVBuffer(KVBufferConfig.for_k(cfg), mma.smem.kv_address)

@@ -1,17 +1,17 @@
-"""Correction warpgroup: rescale O_i when a row's maximum moved, and store it at the end, off the path of softmax.
+"""Correction warpgroup: rescale O_i when a row's maximum moved, and store O_i at the end, off the critical path.
 
-    O_i is free      nothing in it is wanted any more: arrive on p_ready[i], the first P_i V of a work tile may begin
+    O_i is free      its content is no longer needed: arrive on p_ready[i], the first P_i V of a work tile may begin
     key tile n > 0   wait row_scale[i] -> does any row of the warp have a factor below 1? -> O_i *= factor -> p_ready[i]
     after the last   wait row_scale[i] (the row sums), o_ready[i] -> O_i / sum to global memory (store.py), O_i is free
 
 P over S: the wait for row_scale[i] of tile n is also the wait for O_i. Softmax raised it after it saw s_ready[i] of
-tile n, and that commit covers P_i V of tile n - 1, issued before. P beside S: pv_done[i] says it.
+tile n, and that commit covers P_i V of tile n - 1, issued earlier. P next to S: wait for pv_done[i] instead.
 
 Because the maximum is kept while it moves less than 2^8, most tiles skip the rescale.
 
-The walk over work tiles (run) is that of every order; what is done in a work tile, hooks of the order say:
+The loop over work tiles (run) is the same for every order; hooks of the order define the work in a work tile:
 
-    nothing_corrected  what is kept from work tile to work tile        here the key tiles so far, and a parity of O
+    nothing_corrected  state kept from work tile to work tile          here the number of key tiles, and a parity of O
     correct_tiles    a work tile with key tiles                        the timeline above, for each softmax warpgroup
     correct_empty    a work tile without                               zeros
 """
@@ -36,7 +36,7 @@ COLUMNS = 16  # columns of O in registers at a time
 
 @dataclass(frozen=True)
 class Corrected:
-    """How many key tiles there were, and the parity of the next O; Int32."""
+    """The number of key tiles so far, and the parity of the next O; Int32."""
 
     tiles: Int32
     o_phase: Int32
@@ -47,7 +47,7 @@ class Corrected:
 
 
 def store_o(cfg, group: CorrectionGroup, work: Work, i, q_tile, inverse):
-    """O_i, scaled, to global memory; free for the next work tile as soon as all of it is in registers."""
+    """O_i, scaled, to global memory; O_i is free for the next work tile once all of it is in registers."""
     o_address = group.tmem + column_of(cfg.tmem.o, i)
 
     def free():
@@ -65,9 +65,9 @@ def rescale_tile(
     i,
     phase: Int32,
 ):
-    """Rescale O_i, where a row of the warp needs it, before the product of a key tile that is not the first.
+    """Rescale O_i, where a row of the warp needs it, before the P V of a key tile that is not the first.
 
-    i: a softmax warpgroup, a number or an Int32 of the kernel
+    i: a softmax warpgroup, a Python int or an Int32 of the kernel
     """
     smem, tmem, events, row = group.smem, group.tmem, group.events, group.row
     events.row_scale.wait(i, phase)
@@ -106,9 +106,9 @@ def finish_tile(
     last: Int32,
     o_phase: Int32,
 ):
-    """O_i to global memory, which is that of a query tile.
+    """Store O_i, the output of a query tile, to global memory.
 
-    last: parity of its last key tile; i: of rescale_tile
+    last: parity of its last key tile; i: as in rescale_tile
     """
     smem, tmem, events, row = group.smem, group.tmem, group.events, group.row
     factor = scales.of_output(cfg, group.args, work)

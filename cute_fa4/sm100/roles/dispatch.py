@@ -1,6 +1,6 @@
-"""Which warp of a CTA does what, for families of two softmax warpgroups (warp_roles.py).
+"""Assigns roles to the warps of a CTA, for families of two softmax warpgroups (warp_roles.py).
 
-A family brings its order of the products, which fills the hooks of order.py.
+A family supplies its order of products, which fills in the hooks of order.py.
 """
 
 import cutlass
@@ -12,12 +12,12 @@ from . import correction, load, softmax, token_scales, values
 
 
 def own_lanes(tmem_address, warp):
-    """The tensor-memory address of the 32 lanes that a warp sees, those of its place in the warpgroup."""
+    """The tensor-memory address of the 32 lanes that a warp can access, given by its rank in the warpgroup."""
     return first_column(tmem_address) + (warp % 4) * (32 << 16)
 
 
 def first_column(tmem_address: cute.Pointer):
-    """The tensor-memory address that tcgen05.alloc left at a shared address."""
+    """The tensor-memory address that tcgen05.alloc wrote to a shared address."""
     return cute.make_tensor(tmem_address, cute.make_layout(1))[0]
 
 

@@ -1,9 +1,9 @@
-"""The MMA warp's walk over key tiles, for families with one query tile and one softmax role.
+"""The MMA warp's loop over key tiles, for families with one query tile and one softmax role.
 
-    one_ahead    S(0)    S(1) PV(0)    S(2) PV(1)    ...    PV(last)       softmax works on one S beside the products
+    one_ahead    S(0)    S(1) PV(0)    S(2) PV(1)    ...    PV(last)       softmax of one S overlaps the MMAs
     in_turn      S(0) PV(0)    S(1) PV(1)    ...                           V is part of K, which is held until its P V
 
-What a product is made of, and where K and V are, a family's Products say. Barriers of Q are those of the walk.
+A family's Products define the MMAs and the places of K and V. The loop handles the barriers of Q.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from ..work.queue import NO_MORE, WorkQueue
 
 @dataclass(frozen=True)
 class Products:
-    """What a family issues. tile: the number of a key tile over all work tiles; buffers and parities follow from it."""
+    """MMAs that a family issues. tile: key tile number over all work tiles; it gives buffers and parities."""
 
     def make_scores(self, cfg, mma, at, tile):
-        """S of a key tile, as soon as its K is there -> the position behind it."""
+        """S of a key tile, as soon as its K is ready -> the next position."""
         raise NotImplementedError
 
     def finish_tile(self, cfg, mma, at, tile, accumulate):
-        """P V of a key tile, as soon as its P is there -> the position behind it."""
+        """P V of a key tile, as soon as its P is ready -> the next position."""
         raise NotImplementedError
 
 
@@ -39,7 +39,7 @@ def one_ahead(
     queue: WorkQueue,
     at,
 ) -> Int32:
-    """Every work tile of the CTA, from position `at` of its rings on; -> its key tiles."""
+    """Every work tile of the CTA, from position `at` of its rings on; -> the number of its key tiles."""
     events = mma.events
     tile = Int32(0)
     number, q_phase = Int32(0), Int32(0)
@@ -71,7 +71,7 @@ def in_turn(
     queue: WorkQueue,
     at,
 ):
-    """The same where S of a key tile does not move the position: P V takes what it has read."""
+    """The same, where S of a key tile leaves the position in place: P V uses the slot that S has read."""
     events = mma.events
     tile = Int32(0)
     number, q_phase = Int32(0), Int32(0)

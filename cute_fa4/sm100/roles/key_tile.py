@@ -1,12 +1,12 @@
-"""A key tile of softmax warpgroup i: scores of a thread's row -> P, and the factor that O_i needs.
+"""A key tile of softmax warpgroup i: scores of a thread's row -> P, and the rescale factor of O_i.
 
 step          the tile's maximum, then P: whole tiles and masked ones
 first_step    a first whole tile whose reference is the maximum of its first quarter
-lagged_step   the reference comes from the tiles before (steps/lagged.py): no maximum of its scores
+lagged_step   the reference comes from earlier tiles (steps/lagged.py): no maximum of the tile's scores
 
 wait s_ready[i]          read the row's BN scores, mask them if the tile needs it
 row maximum              factor 2^(old - new) -> row_scale[i]          correction can begin
-P = 2^(c s - c m)        stored quarter by quarter, over S or, where it has room, beside it
+P = 2^(c s - c m)        stored quarter by quarter, over S or, where memory has room, next to S
 after three quarters     p_ready[i]                                    the MMA can begin
 after the last one       p_last[i]                              (with a lagged reference p_ready[i] comes after two)
 row sum                  while the MMA works
@@ -46,7 +46,7 @@ def scores_of(cfg, order, group: Warpgroup, tile: KeyTile, with_maxima=False) ->
 
 
 def begin_scores(cfg, order, group: Warpgroup, tile: KeyTile) -> tuple:
-    """(address of S, quarters of the row's scores as they come), where nobody awaits that S has been read."""
+    """(address of S, quarters of the row's scores in load order), where no other warp waits for the read of S."""
     s_address = order.s_address(cfg, group.tmem, tile.at)
     group.events.s_ready.wait(tile.at, tile.phase)
     tensor_memory.fence_after()
@@ -62,7 +62,7 @@ def visible_bands(cfg, row: RowContext, n) -> list:
 
 
 def masked_scores(cfg, scores: list, bands: list) -> tuple:
-    """-> (scores with -inf where the row does not see the column, the words of steps/seen.py or None)."""
+    """-> (scores with -inf in hidden columns of the row, the words of steps/seen.py or None)."""
     if not cfg.sees_by_warp:
         return visibility.keep_visible(scores, bands), None
     words = seen.words_of(bands, cfg.tiles.BN)
@@ -77,7 +77,7 @@ def masked_parts(cfg, parts, bands: list):
 
 
 def send_factor(cfg, order, group: Warpgroup, row: RowContext, tile: KeyTile, factor):
-    """What correction multiplies O_i by, before the product of this key tile."""
+    """Send correction the factor that O_i is multiplied by before the P V of this key tile."""
     to = order.buffer_before(tile.at)
     order.may_write_factor(group.events, tile.at, tile.phase)
     group.smem.row_scale[order.factor_word(cfg, row.thread, to)] = factor
@@ -94,7 +94,7 @@ def store_p(
     scores,
     exponential: Exponential,
 ):
-    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities)."""
+    """P of the scores to tensor memory; -> the row's sum, or its lost weight (write_probabilities)."""
     p_address = order.p_address(cfg, s_address, group.i)
 
     def may_store():
@@ -105,7 +105,7 @@ def store_p(
 
 
 def powers_of(cfg):
-    """How a step computes P."""
+    """How a step computes its exponentials."""
     return half_powers.HALF if cfg.schedule.exponential == "half" else half_powers.EXACT
 
 
@@ -160,7 +160,7 @@ def step(
 
 
 def behind(first: tuple, parts):
-    """(first column, scores) part by part, of which one has been taken."""
+    """(first column, scores) part by part, of which the first has been taken."""
     yield first
     yield from parts
 
@@ -179,7 +179,7 @@ def first_step(
     n: Int32,
     state: RowState,
 ) -> RowState:
-    """Key tile n, the first and whole, with a reference from the first quarter of its scores."""
+    """Key tile n, the first and whole: its reference comes from the first quarter of its scores."""
     events, i, work = group.events, group.i, share.work
     phase = order.parity(cfg, work, n, i, share.tiles_before)
     tile = KeyTile(n, order.buffer_at(cfg, work, n, i, share.tiles_before), phase)
@@ -210,7 +210,7 @@ def lagged_step(
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n, not the first, with a reference from the tiles before: no maximum of its scores."""
+    """Key tile n, not the first: its reference comes from earlier tiles, with no maximum of its scores."""
     events, i, work, row = group.events, group.i, share.work, share.row
     phase = order.parity(cfg, work, n, i, share.tiles_before)
     scale_log2 = log2_scale(cfg, group.args, row.factor)

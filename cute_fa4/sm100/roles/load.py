@@ -3,11 +3,11 @@
     order     Q0  K0  Q1  V0  K1  V1  K2  V2 ...
     barrier   q_full[0]  kv_full[0]  q_full[1]  kv_full[1]  kv_full[2] ...
 
-Q0 and K0 come first, because S0 = Q0 K0 is the first thing the tensor core can do. K and V share one ring; the warp
+Q0 and K0 come first, because S0 = Q0 K0 is the first MMA that the tensor core can run. K and V share one ring; the warp
 runs ahead of the MMA warp by as many tiles as the ring has slots, also into the next work tile: Q_i is free when the
-last S_i has been made, a key tile before the work tile ends. The first copies of the CTA are issued before it has come
-together, as soon as this warp has initialised the mbarriers. Where the rows of a tile lie is looked up once, for K and
-V alike (tma/paged_rows.py). Rows that are gathered keep a second warp busy, with V (values.py).
+last S_i has been made, one key tile before the work tile ends. The first copies are issued before the CTA has
+synchronised, as soon as this warp has initialised the mbarriers. The rows of a tile are looked up once, for both K and
+V (tma/paged_rows.py). Gathered rows need a second warp, which loads V (values.py).
 """
 
 import cutlass
@@ -38,9 +38,9 @@ def load_tile(
     at: Slot,
     q_phase: Int32,
 ) -> Slot:
-    """Key tile n, with the queries that come with it: those of the first, unless the order says otherwise.
+    """Key tile n, and the queries loaded with it: with the first key tile, unless the order differs.
 
-    q_phase: parity of this use of the places of Q.
+    q_phase: parity of this use of the Q buffers.
     """
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
@@ -59,7 +59,7 @@ def load_tile(
 
 
 def loader_of(order):
-    """What copies a key tile: load_tile, or what the order has in its place."""
+    """The function that copies a key tile: load_tile, or the order's replacement."""
     return load_tile if order.load_tile is None else order.load_tile
 
 
@@ -74,7 +74,7 @@ def run(
     block: Int32,
     order: cutlass.Constexpr = PLAIN,
 ):
-    """Every work tile of the CTA, the first of which is that of `block`."""
+    """Every work tile of the CTA, starting with the tile of `block`."""
     warp = LoadWarp(args, smem, events, kv)
     number, q_phase, at = Int32(0), Int32(0), kv.first()
     guessed = order.guessed_entries(cfg, args, block)
@@ -95,7 +95,7 @@ def run(
             asked = queue.nothing_asked()
             if asks:
                 asked = queue.ask_next(search, number)
-            # On its way while the slots of this tile are awaited.
+            # This look-up overlaps the wait for the slots of this tile.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
                 tile = TileToLoad(work, n, entries)

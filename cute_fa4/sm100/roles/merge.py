@@ -1,14 +1,14 @@
-"""Correction warpgroup where both softmax warpgroups share one query tile: rescale O0 and O1, at the end add them up.
+"""Correction warpgroup where both softmax warpgroups share one query tile: rescale O0 and O1, and add them at the end.
 
-A row has two states, of its even and of its odd key tiles. With m_i their maxima, l_i their sums and m = max(m_0, m_1):
+A row has two states, for its even and its odd key tiles. With maxima m_i, sums l_i and m = max(m_0, m_1):
 
     w_i = 2^(c m_i - c m)        l = w_0 l_0 + w_1 l_1        O = (w_0 O_0 + w_1 O_1) / l
 
     key tile n > 1   wait row_scale[n % 2] -> O_i *= factor, where a row of the warp needs it -> p_ready[n % 2]
     after the last   wait row_scale of both and o_ready -> merge -> log-sum-exp and O to global memory
-    one key tile     there is no odd one: O_0 alone, O_1 is not looked at
+    one key tile     no odd tile: O_0 alone, O_1 is not read
 
-A warpgroup of 128 threads does it, a row each; softmax is then at the next work tile.
+A warpgroup of 128 threads does this, one row per thread; softmax is already at the next work tile.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from .correction import rescale_tile
 
 @dataclass(frozen=True)
 class Turns:
-    """How many key tiles the even and the odd warpgroup have, and how often there was an O; Int32."""
+    """The number of key tiles of the even and the odd warpgroup, and the number of O so far; Int32."""
 
     even: Int32
     odd: Int32
@@ -42,7 +42,7 @@ class Turns:
 
     @staticmethod
     def of(cfg, order, work: Work) -> "Turns":
-        """Of a work tile with at least one key tile."""
+        """For a work tile with at least one key tile."""
         return Turns(
             order.number_of_tiles(cfg, work, 0), order.number_of_tiles(cfg, work, 1), Int32(1)
         )
@@ -59,7 +59,7 @@ def key_tiles(
     now: Turns,
     before: Turns,
 ):
-    """Rescale O_0 and O_1 before the products of their key tiles but the first, in the order of the products."""
+    """Rescale O_0 and O_1 before the P V of their key tiles except the first, in the order of the MMAs."""
     for turn in cutlass.range(1, now.even, unroll=1):
         rescale_tile(cfg, order, group, 0, (before.even + turn - 1) & 1)
         if turn < now.odd:
@@ -67,7 +67,7 @@ def key_tiles(
 
 
 def state_of(cfg, smem: Smem, events: Events, i: int, phase, row) -> RowState:
-    """A row's state behind the last key tile of warpgroup i."""
+    """A row's state after the last key tile of warpgroup i."""
     events.row_scale.wait(i, phase)
     thread = row + i * cfg.tiles.rows_per_q_tile
     return RowState(smem.row_max[thread], smem.row_scale[thread])
@@ -75,7 +75,7 @@ def state_of(cfg, smem: Smem, events: Events, i: int, phase, row) -> RowState:
 
 @cute.jit
 def unit_of_odd(cfg: cutlass.Constexpr, smem: Smem, turns: Int32, row: Int32):
-    """What O_1 of a row is in units of, if the odd warpgroup has had a key tile; None: it has no unit."""
+    """The unit of a row's O_1, if the odd warpgroup has had a key tile; None: O_1 has no unit."""
     if cutlass.const_expr("v" not in cfg.token_scales):
         return None
     unit = Float32(0.0)
@@ -92,7 +92,7 @@ def finish(
     now: Turns,
     before: Turns,
 ):
-    """Merge the two states, and O_0 and O_1 to global memory."""
+    """Merge the two states, and store the merged O to global memory."""
     args, smem, events, row = group.args, group.smem, group.events, group.row
     even = state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
     odd = RowState.empty()
@@ -115,7 +115,7 @@ def finish(
 
 
 def store_even(cfg, group: CorrectionGroup, work: Work, scale):
-    """O_0 * scale to global memory; free for the next work tile as soon as all of it is in registers."""
+    """O_0 * scale to global memory; O_0 is free for the next work tile once all of it is in registers."""
 
     def free():
         tensor_memory.fence_before()
@@ -126,7 +126,7 @@ def store_even(cfg, group: CorrectionGroup, work: Work, scale):
 
 
 def store_both(cfg, group: CorrectionGroup, work: Work, even, odd):
-    """O_0 * even + O_1 * odd likewise."""
+    """O_0 * even + O_1 * odd, likewise."""
 
     def free():
         tensor_memory.fence_before()
@@ -154,7 +154,7 @@ def correct_tiles(
 
 @cute.jit
 def write_empty(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
-    """A work tile that sees no key: zeros, and the log-sum-exp of nothing or of the sink."""
+    """A work tile with no visible key: zeros, and the log-sum-exp of no keys or of the sink."""
     if cutlass.const_expr(cfg.write_lse):
         context = row_context(cfg, args, work, 0, row)
         state = first_state(cfg, args, work, context)

@@ -1,17 +1,17 @@
-"""What the roles ask of an order of the products: hooks in five groups, which an order file of a family fills in.
+"""Hooks that the roles call in an order of products, in five groups; an order file of a family fills them in.
 
-    group       asked by                      about
-    Handshake   softmax, correction, mma      what is awaited and raised between them
-    Share       softmax, scales, merge        which key tiles and rows a softmax warpgroup has
+    group       called by                     about
+    Handshake   softmax, correction, mma      the barriers awaited and raised between them
+    Share       softmax, scales, merge        the key tiles and rows of a softmax warpgroup
     Buffers     softmax, correction           where S, P, factors and row sums are
     Loads       load                          in which order Q, K and V are copied
-    Outputs     correction                    what becomes of O in a work tile
+    Outputs     correction                    how O of a work tile is rescaled and stored
 
-The answers here are those of P stored over S, with a query tile for each of two softmax warpgroups. They are named for
-what they return, or for the moment that they are called in.
+The hooks here are those of P stored over S, with one query tile for each of two softmax warpgroups. A hook is named for
+its return value, or for the moment at which it is called.
 
-Python resolves a hook while it traces, so one that does nothing leaves nothing in the code. (An order is a dataclass
-without fields because the compiler carries what is called inside a loop through the loop.)
+Python resolves a hook during tracing, so an empty hook leaves no code. (An order is a dataclass
+without fields because the compiler carries objects whose methods are called inside a loop through the loop.)
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from . import correction
 
 @dataclass(frozen=True)
 class Handshake:
-    """P over S: the commit behind s_ready covers everything that the others would wait for.
+    """P over S: the commit of s_ready covers every other wait.
 
     p_beside_s.py    softmax raises s_free and waits for pv_done, and correction waits for pv_done
     p_crossed.py     warpgroups wait for each other's columns, too
@@ -46,34 +46,34 @@ class Handshake:
         """The scores of query tile i are in registers."""
 
     def may_store_p(self, events, work, n, i, phase):
-        """Wait until the columns of P of query tile i are free: before its first part is stored."""
+        """Wait until the columns of P of query tile i are free, before its first part is stored."""
 
     def may_write_p(self, events, i, phase):
         """Wait until the last factor and the last P of query tile i have been read. phase: of this key tile."""
 
     def may_write_factor(self, events, at, phase):
-        """Wait until correction has read the last factor of barriers `at`; p_ready of its tile has said it here."""
+        """Wait until correction has read the last factor of barriers `at`; here p_ready of its tile implies it."""
 
     def o_complete(self, events, i, phase):
-        """Wait until O_i has all products of the key tiles before. phase: of the tile before this one."""
+        """Wait until O_i has the P V of all earlier key tiles. phase: of the tile before this one."""
 
     def close(self, events, i):
-        """There is no more work. Correction has begun the phase of a tile that does not come: complete it."""
+        """No more work: complete the phase that correction began for a tile that does not come."""
         events.p_ready.arrive(i)
 
     def may_make_s(self, events, i, phases):
-        """Where key tiles alternate: wait until S_i has been read. Bit i of phases: parity of P_i that is used next."""
+        """Where key tiles alternate: wait until S_i has been read. Bit i of phases: parity of the next P_i."""
 
     def product_issued(self, events, i):
-        """Where key tiles alternate: a product with P_i and all before it are issued."""
+        """Where key tiles alternate: a P_i V and all MMAs before it are issued."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Softmax warpgroup i has query tile i to itself, with all of its key tiles."""
+    """Softmax warpgroup i owns query tile i, with all of its key tiles."""
 
     def stride(self, cfg, work):
-        """From a key tile of a softmax warpgroup to its next."""
+        """The distance from one key tile of a softmax warpgroup to its next."""
         return 1
 
     def first_tile(self, cfg, work, i):
@@ -81,23 +81,23 @@ class Share:
         return work.tiles.first
 
     def next_tile(self, cfg, work, n, i):
-        """The first key tile of softmax warpgroup i that is not before n."""
+        """The first key tile of softmax warpgroup i that is at or after n."""
         return n
 
     def parity(self, cfg, work, n, i, before):
-        """Of the barriers of softmax warpgroup i at its key tile n; before: how many it had in earlier work tiles."""
+        """Parity of the barriers of softmax warpgroup i at key tile n; before: its key tiles in earlier work tiles."""
         return (n - work.tiles.first + before) & 1
 
     def number_of_tiles(self, cfg, work, i):
-        """How many of the CTA's key tiles are those of softmax warpgroup i."""
+        """The number of the CTA's key tiles that belong to softmax warpgroup i."""
         return work.tiles.count
 
     def owner(self, cfg, work, n):
-        """The softmax warpgroup that has key tile n; where all have it, the first."""
+        """The softmax warpgroup that owns key tile n; where all own it, the first."""
         return 0
 
     def number_of_scales(self, cfg, work, n, i, before):
-        """The number of key tile n of softmax warpgroup i among the scales of keys; before: as of parity."""
+        """The entry of key tile n of softmax warpgroup i among the key scales; before: as in parity."""
         return n - work.tiles.first + before
 
     def q_tile(self, cfg, work, i):
@@ -113,20 +113,20 @@ class Share:
         return True
 
     def hand_over(self, cfg, smem, work, thread, state):
-        """A row's state behind its last key tile goes to correction: the row sum."""
+        """Pass a row's state after its last key tile to correction: the row sum."""
         smem.row_scale[thread] = token_scales.in_unit_of_o(cfg, smem, thread, state.row_sum)
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """S, its barriers and the row's factors have one place for each softmax warpgroup."""
+    """S, its barriers and the row's factors have one buffer for each softmax warpgroup."""
 
     def buffer_at(self, cfg, work, n, i, before):
-        """Which S and barriers key tile n of softmax warpgroup i has; before: as of parity."""
+        """The index of S and barriers for key tile n of softmax warpgroup i; before: as in parity."""
         return i
 
     def buffer_before(self, at):
-        """Those of the key tile before."""
+        """The index for the key tile before."""
         return at
 
     def buffer_and_parity(self, i, number):
@@ -146,7 +146,7 @@ class Buffers:
         return s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
 
     def sum_address(self, cfg, tmem, i):
-        """The address of the sum of P in a row of query tile i; None: softmax adds P up. tmem: of column 0."""
+        """Address of the sum of P in a row of query tile i; None: softmax computes it. tmem: of column 0."""
 
     def factor_word(self, cfg, thread, at):
         """The word of row_scale that a thread writes for correction."""
@@ -161,28 +161,28 @@ class Loads:
     """Whether copies of the first key tile begin before the work tile is announced: start."""
 
     load_q = staticmethod(loads.load_q)
-    load_tile = None  # what copies a key tile in the place of load.py's
+    load_tile = None  # replaces the load_tile of load.py
 
     def guessed_entries(self, cfg, args, block):
-        """What a CTA looks up before it knows its work, which begins with `block`; None: nothing."""
+        """Look-ups of a CTA before it knows its work, which begins with `block`; None: no look-up."""
 
     def first_entries(self, cfg, args, work, guessed):
         """The page table's entries for the first key tile of the first work tile. guessed: of guessed_entries."""
         return loads.look_up(cfg, args, work, work.tiles.first)
 
     def start(self, cfg, args, smem, kv, work, entries, at):
-        """Copy early -> (the slot behind, what was copied); where starts_early."""
+        """Copy early -> (the next slot, the copies made); where starts_early."""
         return at, self.nothing_started()
 
     def nothing_started(self):
-        """What start says of every later key tile."""
+        """The result of start for every later key tile."""
 
     def further_arguments(self, started) -> tuple:
-        """Of load_tile. started: of start, or of nothing_started."""
+        """Further arguments of load_tile. started: of start, or of nothing_started."""
         return ()
 
     def q_tile_of_turn(self, turn):
-        """The query tile that is loaded first, or second: K comes behind the first of them."""
+        """The query tile that is loaded first, or second; K is loaded after the first."""
         return turn
 
     def q_place(self, cfg, work, i):
@@ -196,16 +196,16 @@ class Loads:
 
 @dataclass(frozen=True)
 class Outputs:
-    """O_i is rescaled, merged and stored as correction.py does it."""
+    """O_i is rescaled, merged and stored as in correction.py."""
 
     nothing_corrected = staticmethod(correction.Corrected.none)  # kept from work tile to work tile
     correct_tiles = staticmethod(correction.correct_tiles)  # a work tile with keys
-    correct_empty = staticmethod(store.zeros_of_rows)  # one without
+    correct_empty = staticmethod(store.zeros_of_rows)  # a work tile without keys
 
 
 @dataclass(frozen=True)
 class Order(Handshake, Share, Buffers, Loads, Outputs):
-    """All of it."""
+    """All five groups."""
 
 
 GROUPS = (Handshake, Share, Buffers, Loads, Outputs)

@@ -1,13 +1,13 @@
-"""Softmax warpgroup i: its key tiles, in loops over the steps of key_tile.py; a thread owns one row.
+"""Softmax warpgroup i: its key tiles, in loops over the steps of key_tile.py; each thread owns one row.
 
-Which query tile and which key tiles are its own, the order says (order.py). After the last one the row sum goes to
-correction, which divides O by it, in the place of the factor; the log-sum-exp goes to global memory.
+The order (order.py) says which query tile and key tiles belong to it. After the last tile the row sum goes to
+correction in place of the factor, and correction divides O by it; the log-sum-exp goes to global memory.
 
 Whole tiles and masked tiles are separate loops over the same step: a tile that needs no mask carries no mask code.
-Where references lag (steps/lagged.py) each is two loops: tiles with a maximum, then those without, which P over S
-begins with the first quarter of the scores, while the others are still on their way. Between the loops over whole tiles
-is a first tile whose reference is that of its first quarter; the loop with a maximum is that of a second run then.
-A sink is a key with the sink as its score and no value: the state a row starts with.
+Where references lag (steps/lagged.py) each is two loops: tiles with a maximum, then tiles without. With P over S, the
+latter begin with the first quarter of the scores, while the loads of the rest are in flight. Between the loops over
+whole tiles is a first tile with its reference from its first quarter; then only a rerun uses the loop with a maximum.
+A sink is a key with the sink as its score and no value: it is the initial state of a row.
 """
 
 import cutlass
@@ -32,7 +32,7 @@ def work_tile(
     work: Work,
     tiles_before: Int32,
 ) -> tuple[RowContext, RowState]:
-    """All key tiles of a softmax warpgroup. tiles_before: of earlier work tiles."""
+    """All key tiles of a softmax warpgroup. tiles_before: the number in earlier work tiles."""
     args, i = group.args, group.i
     thread, _, _ = cute.arch.thread_idx()
     row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
@@ -98,7 +98,7 @@ def run(
         turns = order.number_of_tiles(cfg, work, i)
         if turns > 0:
             tiles = tiles + turns
-            # Correction has read the last factor, or the sum of the work tile before.
+            # Correction has read the last factor, or the sum of the previous work tile.
             at, phase = order.buffer_and_parity(i, tiles - 1)
             events.p_ready.wait(at, phase)
             order.hand_over(cfg, smem, work, order.factor_word(cfg, thread, at), state)

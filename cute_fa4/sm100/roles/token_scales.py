@@ -1,14 +1,14 @@
-"""Scales warp: a float32 for each key of K, of V or of both, from global memory into a ring of shared memory.
+"""Scales warp: a float32 per key for K, V or both, from global memory into a ring of shared memory.
 
     lane       keys lane, lane + 32, lane + 64, lane + 96 of a key tile
     tile n     wait scales_empty -> scales and unit to the ring -> scales_full       softmax may use them
-    tile n+1   its loads are on their way meanwhile: a look-up in the page table, and the scales that it says
+    tile n+1   its loads are in flight meanwhile: a look-up in the page table, and the scales at that place
 
-The ring has as many slots as the softmax warps can lag behind, and they release them (blueprint/barriers.py): no
-product knows of scales. Keys beyond the sequence have 0, whatever the tensors hold there; 0 * NaN would be NaN in P V.
+The ring has as many slots as the softmax warps can lag by, and they release them (blueprint/barriers.py): no MMA uses
+the scales. Keys beyond the sequence have scale 0, whatever the tensors hold there; 0 * NaN would be NaN in P V.
 
-Scales of V are divided by a unit, a power of two that none of the work tile so far exceeds (steps/token_scales.py says
-what for). One beyond 2^126, or NaN, makes the unit NaN, and with it the rows of that head.
+Scales of V are divided by a unit: a power of two that no scale of the work tile so far exceeds (steps/token_scales.py
+explains why). A scale beyond 2^126, or NaN, makes the unit NaN, and with it the rows of that head.
 """
 
 import cutlass
@@ -26,7 +26,7 @@ from ..work.tile import Work
 
 
 def load_tile(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
-    """The scales of this lane's keys of tile n: those of K, those of V; 0 from tile `end` on."""
+    """The scales of this lane's keys of tile n: for K, for V; 0 from tile `end` on."""
     first = blocks.key_tile(cfg, n) * cfg.tiles.BN + cute.arch.lane_idx()
     keys = [
         scales.of_key(cfg, args, work, first + i, n < end)
@@ -36,7 +36,7 @@ def load_tile(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
 
 
 def store_tile(cfg, smem: Smem, slot, values: tuple, unit_bits):
-    """The scales of a key tile to its entry of the ring."""
+    """Store the scales of a key tile to its entry of the ring."""
     each = cfg.tiles.BN // WARP_SIZE
     first = slot * scale_words(cfg, cfg.tiles.BN)
     for i, name in enumerate(cfg.token_scales):
@@ -60,7 +60,7 @@ def key_tiles(
     work: Work,
     before: tuple,
 ):
-    """Every key tile of a work tile. before: tiles of either softmax warpgroup in earlier work tiles."""
+    """Every key tile of a work tile. before: tiles of each softmax warpgroup in earlier work tiles."""
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
     held, unit_bits = load_tile(cfg, args, work, first, end), Int32(0)
     for n in cutlass.range(first, end, unroll=1):

@@ -1,15 +1,15 @@
-"""Values warp: where rows are gathered, the copies of V, beside the load warp's of Q and K.
+"""Values warp: where rows are gathered, it copies V while the load warp copies Q and K.
 
     slot      0   1   2   3   4   0   1   2       a ring of five
-    load      K0  .   K1  .   K2  .   K3  .       passes by the slots of V
-    values    .   V0  .   V1  .   V2  .   V3      the other ones
+    load      K0  .   K1  .   K2  .   K3  .       skips the slots of V
+    values    .   V0  .   V1  .   V2  .   V3      skips the slots of K
 
-Four rows take an instruction, two at depth 128, and each of these seven registers of the warp's uniform datapath: one
-warp issues the copies of a key tile in 3,000 cycles, of which memory needs 2,550. Two warps live on two sub-partitions
-of the SM and issue side by side, 1,500 cycles each.
+One instruction takes four rows, two at depth 128, and uses seven registers of the warp's uniform datapath: one
+warp issues the copies of a key tile in 3,000 cycles, while memory needs 2,550. Two warps on two sub-partitions
+of the SM issue in parallel, in 1,500 cycles each.
 
-A slot has one barrier for its bytes, whichever warp announces them, and comes back to the warp that fills it by its
-place in the order K0 V0 K1 V1 ...: neither waits for the other. The pages of a tile are looked up by both.
+A slot has one barrier for its bytes, whichever warp announces them. It returns to the warp that fills it by its
+position in the order K0 V0 K1 V1 ...: neither warp waits for the other. Both look up the pages of a tile.
 """
 
 import cutlass
@@ -24,12 +24,12 @@ from ..work.queue import NO_MORE, WorkQueue
 
 
 def copies_of_v(cfg):
-    """What the load warp does with V of a key tile: load_v of steps/loads.py, or nothing."""
+    """How the load warp handles V of a key tile: load_v of steps/loads.py, or no copy."""
     return leave_v if cfg.warps.values else loads.load_v
 
 
 def leave_v(cfg, v, kv: TMAProducerPipeline, work, at: Slot, found) -> Slot:
-    """The slot is filled by the values warp."""
+    """Skip the slot: the values warp fills it."""
     return kv.commit_step(at)
 
 

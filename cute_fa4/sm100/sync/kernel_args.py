@@ -1,4 +1,4 @@
-"""What crosses the kernel boundary, and what the prologue hands to the roles."""
+"""The kernel's arguments, and the objects that the prologue passes to the roles."""
 
 from dataclasses import dataclass, make_dataclass
 from functools import cache
@@ -40,18 +40,18 @@ class KernelArgs:
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
     order: TileOrder | PackedOrder | SharedOrder
-    splits: Splits | None  # where keys are split into as many parts everywhere
+    splits: Splits | None  # where all keys are split into the same number of parts
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
     descales: tuple  # of 8-bit operands, as cfg.descales names them: (batch, key/value heads), f32
-    rope: Rope | None  # columns of K that lie in a tensor of their own, or None
+    rope: Rope | None  # columns of K in a separate tensor, or None
     mask_sizes: tuple  # run-time numbers of the mask, Int32
     sink: cute.Tensor | None  # (heads,), or None
     aux: tuple  # tensors for score_mod and mask_mod
 
 
 class Events:
-    """The one-barrier events between the roles: for each barrier of the family's table an Event of its name."""
+    """The one-barrier events between the roles: one Event, of the same name, per barrier of the family's table."""
 
     @classmethod
     def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":
@@ -60,18 +60,18 @@ class Events:
         return named(cls, names)(*(Event(mbarriers + table.first_index(name)) for name in names))
 
     def seen_by(self, role: str) -> "Events":
-        """The events as a role raises and awaits them; CTAs that share an MMA say it of each role."""
+        """The events as a role raises and awaits them; CTAs that share an MMA override it for each role."""
         return self
 
 
 @cache
 def named(base: type, names: tuple[str, ...]) -> type:
-    """A dataclass with these fields, made once: the compiler compares the types of what loops carry."""
+    """A dataclass with these fields, made once: the compiler compares the types of loop-carried values."""
     return make_dataclass(base.__name__, names, bases=(base,), frozen=True)
 
 
 def floats(pointer: cute.Pointer, *shape: int) -> cute.Tensor:
-    """float32 of this shape from a byte of shared memory on."""
+    """A float32 tensor of this shape that begins at a byte of shared memory."""
     layout = cute.make_layout(shape if len(shape) > 1 else shape[0])
     return cute.make_tensor(cute.recast_ptr(pointer, dtype=Float32), layout)
 
@@ -83,7 +83,7 @@ class Smem:
     """Shared memory, by the names of the family's map.
 
     NAME_address   the shared address of a region of bytes; Int32
-    NAME           a region of float32, as a tensor; what has no bytes here is missing
+    NAME           a region of float32, as a tensor; regions without bytes are missing
     """
 
     @classmethod

@@ -1,7 +1,7 @@
 """Positions in the K/V ring, its two ends, and the one-barrier events between the roles.
 
-A pipeline is immutable; the position in it is a value that the caller rebinds. That is what the compiler's
-staged loops can carry, what the host can test, and what a reader can follow.
+A pipeline is immutable; the position in it is a value that the caller rebinds. The compiler's
+staged loops can carry such a value, the host can test it, and a reader can follow it.
 
     slot          0  1  2  3  4  0  1  2        a ring of five, in use K0 V0 K1 V1 K2 V2 K3 V3
     writer waits  1  1  1  1  1  0  0  0        on empty: parity 1 passes on a fresh barrier, every slot is free
@@ -26,7 +26,7 @@ from ..instructions import tensor_core
 def initialise(mbarriers, counts: list[int]):
     """mbarrier.init of all mbarriers by one warp, a lane each; the warp may use them when this returns.
 
-    Other warps may after the next barrier between them and it.
+    Other warps may use them after the next barrier between them and it.
     """
     lane = cute.arch.lane_idx()
     for first in range(0, len(counts), 32):
@@ -97,7 +97,7 @@ class TMAProducerPipeline(Ring):
     """The load warp's end: K staged along depth, V whole.
 
     A slot is acquired once. Then each stage of K announces its own bytes on its own barrier, so that the first MMA
-    starts when the first depth chunk is there. V announces all its bytes on stage 0; the other stages of the slot
+    starts when the first depth chunk has arrived. V announces all its bytes on stage 0; the other stages of the slot
     get an arrival without bytes, which keeps their parities in step.
     """
 
@@ -112,9 +112,9 @@ class TMAProducerPipeline(Ring):
         cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase)
 
     def acquire_rest(self, slot: Slot):
-        """Wait until the rest of the K before the one in `slot` has been read: in a ring of three its slot is the next.
+        """Wait until the rest of the K before the one in `slot` has been read: in a ring of three its slot is next.
 
-        What has no slot of its own needs no barrier of its own then. V, which comes next, waits for the same.
+        Then that rest needs neither its own slot nor its own barrier. V, which comes next, waits for the same.
         """
         assert self.slots == SLOTS_BESIDE_A_REST
         self.acquire(slot.next(self.slots))
@@ -131,10 +131,10 @@ class TMAProducerPipeline(Ring):
         return self._announce(slot, 0, self.v_bytes)
 
     def drain(self, slot: Slot):
-        """Behind the last tile: where another CTA raises `empty`, until it has raised the last of them."""
+        """After the last tile: if another CTA raises `empty`, wait until it has raised the last of them."""
 
     def commit_step(self, slot: Slot) -> Slot:
-        """The next position. The arrival itself is the hardware's, when the bytes are there."""
+        """The next position. The hardware arrives when the bytes have landed."""
         return slot.next(self.slots)
 
     def _full(self, slot: Slot, stage: int):
@@ -190,13 +190,13 @@ class KVConsumerPipeline(Ring):
         self._commit(at.held_v)
 
     def advance_to_v(self, at: KVPosition) -> KVPosition:
-        """From K of a tile to V of the same tile; in an even ring K has the even slots and this never turns round."""
+        """From K of a tile to V of the same tile; in an even ring K has the even slots, and this never wraps."""
         if self.slots % 2 == 0:
             return KVPosition(Slot(at.slot.index + 1, at.slot.phase), at.held_v)
         return KVPosition(at.slot.next(self.slots), at.held_v)
 
     def step_tile(self, at: KVPosition) -> KVPosition:
-        """From K (or V) of a tile to K (or V) of the next one, for a reader that is at both in turn."""
+        """From K (or V) of a tile to K (or V) of the next tile, for a reader that alternates between both."""
         return KVPosition(at.slot.next(self.slots).next(self.slots), at.held_v)
 
     def wait(self, slot: Slot):

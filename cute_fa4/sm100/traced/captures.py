@@ -1,7 +1,7 @@
-"""What a function finds outside of itself, and whether that can change without being noticed.
+"""The names that a function reads from outside, and whether their values can change unnoticed.
 
-What a function computes is known once it has been traced. The next call skips the tracing only if everything that the
-function reads is immutable and still the same:
+Tracing determines the computation of a function. The next call skips the tracing only if everything that the
+function reads is immutable and unchanged:
 
     constants in its code          immutable
     closure, defaults, globals     read again at every call, which takes a fraction of a microsecond; their values are
@@ -10,7 +10,7 @@ function reads is immutable and still the same:
     math, cutlass, torch.where...  taken as immutable
 
 Anything else (an instance and its attributes, a list, a dictionary, a tensor, an unknown builtin) may change inside, so
-that the function is traced at every call.
+the function is traced at every call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .expressions import is_traceable_torch
 _MISSING = object()
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type(...), range)
 _PACKAGES = ("cutlass", "math")
-# Builtins that do the same for the same arguments.
+# Builtins with the same result for the same arguments.
 _BUILTINS = frozenset(
     "abs all any bool divmod enumerate float int isinstance len list map max min pow range reversed round slice "
     "sorted sum tuple zip AssertionError IndexError TypeError ValueError".split()
@@ -40,11 +40,11 @@ _FORBIDDEN = (
 
 
 class Mutable(Exception):
-    """Something that the function reads may change without being noticed."""
+    """The function reads something that may change unnoticed."""
 
 
 class Reads:
-    """What a plain function reads, as it was when this was made."""
+    """The values that a plain function reads, recorded at construction."""
 
     __slots__ = ("closed", "defaults", "functions", "keywords", "named", "of_globals")
 
@@ -104,7 +104,7 @@ class Reads:
             raise Mutable
 
     def _follow(self, chain: tuple, inside: tuple) -> None:
-        """A global name and the attributes behind it, as far as they are attributes of modules."""
+        """A global name and the attributes read from it, as far as they are attributes of modules."""
         name, *attributes = chain
         value = self.of_globals.get(name, _MISSING)
         self.named.append((self.of_globals, name, value))
@@ -124,7 +124,7 @@ class Reads:
 
 
 def _is_pure_torch(value) -> bool:
-    """A function of torch that expressions know, imported by name, or a dtype."""
+    """A torch function known to expressions, imported by name, or a dtype."""
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return True
     of_torch = isinstance(value, types.BuiltinFunctionType) and "torch" in str(value.__module__)
@@ -132,7 +132,7 @@ def _is_pure_torch(value) -> bool:
 
 
 def _is_constant_package(value) -> bool:
-    """math, cutlass and what is inside of it: their contents are taken as they are."""
+    """math, cutlass and their submodules: their contents are taken as constant."""
     return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in _PACKAGES
 
 
@@ -151,7 +151,7 @@ def _contents(function) -> tuple:
 
 
 def _same(a, b) -> bool:
-    """Equal, of one type, and equal in everything that a function could see: 0.0 and -0.0 are two."""
+    """Equal, of one type, and equal in everything that a function could see: 0.0 and -0.0 differ."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -168,7 +168,7 @@ def _same_values(a, b) -> bool:
 
 
 def _chains(code) -> set[tuple]:
-    """Global names that the code reads, each with the attributes that it reads behind it. Raises Mutable."""
+    """Global names that the code reads, each with the attributes that it reads from it. Raises Mutable."""
     found: set[tuple] = set()
     if any(name.startswith("__") for name in code.co_names):
         raise Mutable

@@ -1,6 +1,6 @@
-"""An expression as code of the kernel: its operations on values of the compiler, one after the other.
+"""An expression as code of the kernel: its operations on values of the compiler, in sequence.
 
-Numbers mean what they mean in torch: / of integers is a Float32, // and % round down, a condition counts as 0 or 1 in
+Numbers behave as in torch: / of integers is a Float32, // and % round down, a condition counts as 0 or 1 in
 arithmetic. Elements of 16 bits are read as Float32, of uint8 as Int32, of bool as conditions. exp, log, tanh and the
 other functions use the hardware's exponential, logarithm, reciprocal and square root.
 """

@@ -1,4 +1,4 @@
-"""What a function of a score computes, as an expression: operations, constants and reads of aux tensors.
+"""The computation of a score function, as an expression: operations, constants and reads of aux tensors.
 
 A function is called with symbols instead of its score and indices. Operators and torch functions on a symbol make
 another symbol; what the function returns is the root of a graph, which is written as plain data:
@@ -7,8 +7,8 @@ another symbol; what the function returns is the root of a graph, which is writt
 
     [["arg", "score"], ["arg", "q_idx"], ["arg", "kv_idx"], ["sub", 1, 2], ["mul", 3, {"int": 2}], ["sub", 0, 4]]
 
-An integer in a node is the number of an earlier node. The data is the key of the function, what the kernel is made of
-(evaluation.py), and what manifests of compiled kernels hold. It has only those operations that the result depends on.
+An integer in a node is the number of an earlier node. The data is the key of the function, the source for the kernel's
+code (evaluation.py), and part of the manifests of compiled kernels. It has only operations that affect the result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from __future__ import annotations
 import operator
 
 INDICES = ("batch", "head", "q_idx", "kv_idx")
-# What aux knows of the row besides the tensors.
+# Facts about the row in aux, in addition to the tensors.
 FACTS = ("position", "q_row", "seqlen_q", "num_keys")
 
 LARGEST_INT = 2**31 - 1
 
 
 class Untraceable(TypeError):
-    """The function does what cannot be traced. The message says what to write instead."""
+    """The function cannot be traced. The message says what to write instead."""
 
 
 class NeedsCompiler(AttributeError):
@@ -31,13 +31,13 @@ class NeedsCompiler(AttributeError):
 
 
 class Symbol:
-    """A number or condition that the kernel will know.
+    """A number or condition whose value is known only in the kernel.
 
     kind  "bool", "int", "float", or "any" where it comes from an aux tensor, whose dtype is not known yet
     """
 
     __slots__ = ("args", "kind", "op")
-    __array_ufunc__ = None  # numpy's numbers leave operators to this class
+    __array_ufunc__ = None  # numpy numbers defer operators to this class
     __hash__ = None
 
     def __init__(self, op: str, args: tuple, kind: str):
@@ -60,7 +60,7 @@ class Symbol:
             raise Untraceable(f"{self!r} has no elements")
         return _read(self.args[0], self.args[1:], index)
 
-    # --- what would need the number itself
+    # --- operations that need the value
 
     def __bool__(self):
         raise Untraceable(
@@ -115,7 +115,7 @@ class Aux:
 
 
 class AuxTensor:
-    """One of the tensors of a call: elements by as many indices as it has dimensions, and its sizes."""
+    """One of the tensors of a call: elements, by one index per dimension, and its sizes."""
 
     def __init__(self, number: int):
         self._number = number
@@ -186,7 +186,7 @@ def _read(number: int, before: tuple, index) -> Symbol:
 
 
 def operand(value):
-    """A symbol, or a plain bool, int or float. Untraceable for what is neither."""
+    """A symbol, or a plain bool, int or float. Untraceable for anything else."""
     if isinstance(value, Symbol):
         return value
     if isinstance(value, (bool, int, float)):
@@ -313,7 +313,7 @@ def _absolute(a):
 
 
 def function_of(op: str):
-    """exp, tanh and others: of a number, a float."""
+    """exp, tanh and others: they map a number to a float."""
 
     def made(a):
         return Symbol(op, (operand(a),), "float")
@@ -356,7 +356,7 @@ def _as_condition(a):
 
 
 def cast(a, dtype):
-    """dtype: a Python, torch or cutlass type, which have names of their own."""
+    """dtype: a Python, torch or cutlass type; each has its own names."""
     name = getattr(dtype, "__name__", None) or str(dtype)
     to = _DTYPES.get(name)
     if to is None:
@@ -440,7 +440,7 @@ def torch_function(function, args: tuple, kwargs: dict):
     """A function of torch that was given a symbol."""
     name = getattr(function, "__name__", str(function))
     if name == "__getitem__":
-        operand(args[0])  # says how to give a tensor
+        operand(args[0])  # its error says how to pass a tensor
         raise Untraceable("a tensor that the function captures; give it as aux_tensors=[...]")
     plain = name.strip("_")
     made = _FUNCTIONS.get(plain) or _FUNCTIONS.get(_SLOTS.get(plain, ""))
@@ -459,7 +459,7 @@ _SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"} | {
 
 
 def is_traceable_torch(name: str) -> bool:
-    """Whether torch.name is a function of symbols, or a dtype: the same for the same arguments."""
+    """Whether torch.name is a function of symbols, or a dtype: same result for the same arguments."""
     return name in _FUNCTIONS or f"torch.{name}" in _DTYPES
 
 
@@ -490,7 +490,7 @@ _install()
 
 
 def data_of(root) -> list:
-    """The nodes that `root` depends on, each once, operands before what uses them."""
+    """The nodes that `root` depends on, each once, operands before their users."""
     nodes, numbers, known = [], {}, {}
 
     def number(value):
@@ -518,7 +518,7 @@ def data_of(root) -> list:
     return nodes
 
 
-# Arguments that are plain themselves: so many at the front and at the end.
+# Plain arguments: how many at the front and at the end.
 _PLAIN_ARGS = {"arg": (1, 0), "size": (2, 0), "read": (1, 0), "cast": (0, 1)}
 
 

@@ -1,4 +1,4 @@
-"""An expression on tensors of torch, floats in float64: what a kernel's numbers are compared with."""
+"""An expression on torch tensors, with floats in float64: the baseline for a kernel's results."""
 
 from __future__ import annotations
 

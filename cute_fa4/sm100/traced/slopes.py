@@ -1,9 +1,9 @@
-"""The derivative of a traced function by its score, as an expression again: one rule for each operation.
+"""The derivative of a traced function by its score, also as an expression: one rule per operation.
 
     lambda score, ...: score * score - kv_idx        score + score
 
 The rules are those of torch.autograd, except where an operation has no derivative: at a tie, minimum, maximum and clamp
-have that of their first operand. Indices, sizes, elements of aux tensors and comparisons do not depend on the score.
+use that of their first operand. Indices, sizes, elements of aux tensors and comparisons do not depend on the score.
 """
 
 from __future__ import annotations

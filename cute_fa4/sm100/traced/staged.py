@@ -1,7 +1,7 @@
 """A function that handles values of the compiler (cute.math, select_, Float32(x)), staged once into MLIR.
 
-It is called with Float32 and Int32 values that are the arguments of a function in a module of its own. The text of
-that module is what the function computes: its key, and the code that a kernel has for every score. Elements and sizes
+It is called with Float32 and Int32 values that are the arguments of a function in a separate module. The text of
+that module is the function's computation: its key, and the kernel's code for every score. Elements and sizes
 of aux tensors, whose dtypes and ranks are not known yet, are expressions (expressions.py) until the function converts
 or compares them. Each conversion or comparison is one placeholder in the text, which the kernel replaces by its code.
 """
@@ -29,10 +29,10 @@ from .expressions import (
 from .expressions import Aux as PlainAux
 
 _PLACEHOLDER = "builtin.unrealized_conversion_cast"
-_CODE = "expression"  # attribute of a placeholder: the data of the expression
+_CODE = "expression"  # attribute of a placeholder: data of the expression
 _OPERANDS = "operand_"  # and its arguments, by this name and their number
 
-# One context for all: to make one takes longer than to stage a function.
+# One context for all: making one takes longer than staging a function.
 _lock = forks.Lock()
 _context: list = []
 
@@ -40,7 +40,7 @@ _context: list = []
 def staged(function, of_score: bool) -> tuple[str, set]:
     """The text of the module, and (aux tensor, how many indices) of every read.
 
-    function(*arguments, aux) is called once. Raises WrongResult, or what it raises.
+    function(*arguments, aux) is called once. Raises WrongResult, or any exception of the function.
     """
     with _lock.held:
         if not _context:
@@ -99,7 +99,7 @@ def _returned(value, of_score: bool):
 
 
 class WrongResult(Exception):
-    """The function returned something else than a score or a condition."""
+    """The function returned something other than a score or a condition."""
 
 
 # --- aux tensors while a function is staged
@@ -188,7 +188,7 @@ class _Element(Symbol):
         return _Element.of(Symbol.__getitem__(self, tuple(_as_operand(i) for i in indices)))
 
     def to(self, dtype, *_, **__):
-        """A value of the compiler, of a type that it has a name for."""
+        """A value of the compiler, of a type that the compiler has a name for."""
         cast = Symbol.__getattr__(self, "to")(dtype)
         types = {"f32": Float32, "i32": Int32, "i64": Int64, "bool": Boolean}
         kind = Float32 if cast.args[1] in ("f16", "bf16") else types[cast.args[1]]
@@ -258,7 +258,7 @@ def _with_arguments(symbol, values: list):
 
 
 def inlined(text: str, arguments: list, tensors: tuple):
-    """The code of `text` at the place where the kernel is built: the value that the function returned.
+    """The code of `text`, at the current insertion point of the kernel: the value that the function returned.
 
     arguments: values of _names; tensors: as evaluation.evaluated takes them
     """

@@ -1,10 +1,10 @@
-"""A function of a score, traced: what it computes as data, from which its key and the code of the kernel are made.
+"""A traced function of a score: its computation as data, from which its key and the kernel's code are made.
 
     traced(function, "score_mod")    called with symbols (expressions.py); where it handles values of the compiler,
                                      staged into MLIR (staged.py)
 
-A function is given its indices and, where it takes one more argument, aux. Partials, bound methods and objects that can
-be called are functions; what they read from elsewhere is read while they are traced, and is part of what they compute.
+A function is given its indices and, where it takes one more argument, aux. Partials, bound methods and callable
+objects are functions; values that they read from elsewhere are read during tracing, and are part of the computation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORGOTTEN = {SCORE: "score", MASK: "condition"}
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """What a function computes.
+    """The computation of a function.
 
     kind   score_mod or mask_mod
     nodes  of an expression; None: text is a module of MLIR
@@ -81,7 +81,7 @@ class Traced:
 
     @cached_property
     def slope(self) -> Traced:
-        """The derivative by the score. Of an expression only: of MLIR there is none."""
+        """The derivative by the score. For an expression only: MLIR has none."""
         return Traced(self.kind, slope_of(self.nodes), None, self.reads)
 
     def on_tensors(self, *numbers, aux=(), **facts):
@@ -153,7 +153,7 @@ def _traced(call, function, kind: str) -> Traced:
 
 
 def _said(error: Exception) -> str:
-    """What the compiler says, without colours and lines."""
+    """The compiler's message, without colours and line breaks."""
     words = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split()
     return f"{type(error).__name__}: {' '.join(words)[:300]}"
 
@@ -178,7 +178,7 @@ def _as_expression(call, function, kind: str) -> Traced:
 
 
 def _is_of_compiler(error: Exception) -> bool:
-    """Whether the compiler's values are what a function failed at: it was given symbols in their place."""
+    """Whether the function failed because it needs compiler values: it was given symbols instead."""
     if isinstance(error, NeedsCompiler):
         return True
     trace = error.__traceback__
@@ -204,7 +204,7 @@ def _wrong_result(value, function, kind: str) -> TypeError:
 
 
 def name_of(function) -> str:
-    """What messages call it.
+    """The name of a function in messages.
 
     >>> import functools
     >>> name_of(functools.partial(max, 1)), name_of(len)
@@ -221,7 +221,7 @@ def name_of(function) -> str:
 
 
 def _with_aux(function, kind: str):
-    """The function as one of its numbers and aux, which it need not take."""
+    """The function as one of its numbers and aux; it may ignore aux."""
     if takes(function, kind, aux=True):
         return function
     if takes(function, kind, aux=False):
@@ -247,14 +247,14 @@ def takes(function, kind: str, *, aux: bool) -> bool:
             has_more = least > numbers or code.co_varnames[numbers].startswith("aux")
         most = numbers + 1 if code.co_flags & inspect.CO_VARARGS else code.co_argcount
         return least <= numbers + aux <= most and (has_more or not aux)
-    if isinstance(function, torch.nn.Module):  # what it is called with goes to its forward
+    if isinstance(function, torch.nn.Module):  # its call arguments go to its forward
         function = function.forward
     try:
         signature = inspect.signature(function)
         signature.bind(*range(numbers + aux))
     except TypeError:
         return False
-    except ValueError:  # a function of C without a signature
+    except ValueError:  # a C function without a signature
         return aux
     if not aux:
         return True

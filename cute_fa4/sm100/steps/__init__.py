@@ -1,1 +1,1 @@
-"""What a role does with one tile, without an order of its own: loads, products, scores, row sums, store."""
+"""The steps of a role on one tile, independent of order: loads, MMAs, scores, row sums, store."""

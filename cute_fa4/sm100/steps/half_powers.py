@@ -1,14 +1,14 @@
 """P of eight bits in f16: 2^x of two scores in six instructions, without the special-function unit.
 
-That unit does 16 exponentials a clock, and where products of 8-bit operands take half the time it is the bound. f16x2
-does two values an instruction, and the bits of an f16 are nearly a logarithm: as an integer they say 1024 (x + 15) of
-the number 2^x, but for 1 + f in place of 2^f between powers of two. With x <= 8.8, log2 of P:
+That unit does 16 exponentials a clock, and it is the bottleneck where MMAs of 8-bit operands take half the time. f16x2
+handles two values per instruction, and the bits of an f16 are nearly a logarithm: as an integer they are 1024 (x + 15)
+for the number 2^x, with 1 + f as an approximation of 2^f between powers of two. With x <= 8.8, log2 of P:
 
     n = x + OFFSET, not below 0   one multiply-add and one conversion, which rounds to 2^-6 and clamps. f16 numbers
                                   up to 2^-13 are integers in units of 2^-24, and so are their bits: n is x in 2^-6
     i = n << 4                    the bits of about 2^x / 2, too large by up to 6 percent within an octave
-    j = i + SHIFT                 those of about 2^(x + 1/2) / 2, whose error has its other phase
-    p = i + W j                   as f16 numbers: 2^x to 1.2e-2, half a percent in the mean of squares
+    j = i + SHIFT                 the bits of about 2^(x + 1/2) / 2, whose error has the opposite phase
+    p = i + W j                   as f16 numbers: 2^x to 1.2e-2, root mean square error half a percent
     code = e4m3(p)                one conversion; two of them merge into a word of four codes
 
           2^x  |         /        two lines an octave
@@ -19,10 +19,10 @@ the number 2^x, but for 1 + f in place of 2^f between powers of two. With x <= 8
                     |    where j has its kink
                     where i has its kink
 
-Rounding x to 2^-6 adds 5.4e-3: together a quarter of what e4m3 rounds at most (docs/numerics.md). What is clamped
-becomes FLOOR, which e4m3 rounds to 0, and the sum is freed of it.
+Rounding x to 2^-6 adds 5.4e-3: together a quarter of e4m3's largest rounding error (docs/numerics.md). A clamped value
+becomes FLOOR, which e4m3 rounds to 0, and FLOOR is subtracted from the sum.
 
-A NaN would be lost in the shift. The row maximum keeps it, then the bias is NaN, and so is the rest of the row's P.
+The shift would lose a NaN. The row maximum keeps it, so the bias is NaN, and so is the rest of the row's P.
 """
 
 import struct
@@ -45,8 +45,8 @@ FLOOR = 285 * 2.0**-24  # p of n = 0: W SHIFT, rounded
 class Probabilities:
     """P of some scores.
 
-    words   as they are stored
-    values  float32, before rounding, of those that were computed so
+    words   packed for the store
+    values  float32, before rounding, of the scores computed in float32
     halves  pairs of f16, before rounding, of the others
     """
 
@@ -94,7 +94,7 @@ EXACT, HALF = Exact(row_math.powers), Half()
 
 
 def _both_halves(value: float) -> str:
-    """An f16 twice in a word."""
+    """The same f16 in both halves of a word."""
     return f"0x{struct.pack('>e', value).hex() * 2}"
 
 
@@ -115,7 +115,7 @@ mov.b32 $0, {low, high};
 
 
 def half_pair(x, y):
-    """Bits of two f16, 2^(x / UNIT - OFFSET) in the low half and 2^(y / UNIT - OFFSET) in the high one."""
+    """Bits of two f16, 2^(x / UNIT - OFFSET) in the low half and 2^(y / UNIT - OFFSET) in the high half."""
     return Int32(_asm(T.i32(), [Float32(x), Float32(y)], HALF_PAIR, "=r,f,f"))
 
 
@@ -125,10 +125,10 @@ def pack_halves(pairs: list):
 
 
 def sum_of_halves(pairs: list):
-    """float32 sum of pairs of f16, without what clamped exponents left in each.
+    """float32 sum of pairs of f16, minus the FLOOR that clamped exponents left in each.
 
-    Trees of a power of two pairs: so many times FLOOR is an f16, and a row all of whose exponents are clamped has the
-    sum 0.
+    The trees have a power of two of pairs: that multiple of FLOOR is an f16, so a row whose exponents are all clamped
+    has the sum 0.
     """
     total = Float32(-2 * len(pairs) * FLOOR)
     while pairs:

@@ -1,35 +1,35 @@
-"""A row's reference from the key tiles before: the maximum of a tile leaves the way from S to P.
+"""Exponents relative to a reference from earlier tiles: the tile's maximum leaves the critical path from S to P.
 
-    exact     maximum of the tile -> reference -> P = 2^(c s - reference)      nothing of P before the last score
+    exact     maximum of the tile -> reference -> P = 2^(c s - reference)      no P before the last score
     lagged    P = 2^(c s - reference) -> row sum -> reference of the next tile
 
-P in bf16 and sums in float32 have the range of float32. A reference that lies 2^64 off costs no precision: P is larger
-by a factor, the row sum by the same, and the last division takes it out. So the reference needs no maximum at all. The
-row sum, which is there anyway, is at least the largest P and at most that times the number of keys:
+P in bf16 and sums in float32 have the range of float32. A reference that is off by 2^64 costs no precision: P and the
+row sum are larger by the same factor, and the final division cancels it. So the reference needs no maximum. The
+row sum, which is computed anyway, is at least the largest P and at most that times the number of keys:
 
-    first tile of a row     its maximum; where the tile is whole, that of its first quarter
-    further ones            the reference stays, while the row sum stays below 2^32
-    row sum above 2^32      it moves up by the exponent of the row sum: that, too, needs no multiplication of P
-    row sum above 2^64      a score lies so far above all tiles before it that O may have overflowed: the work tile
-                            is run again with the exact maximum (work/judged.py)
+    first tile of a row     its maximum; if the tile is whole, that of its first quarter
+    later tiles             the reference stays, while the row sum stays below 2^32
+    row sum above 2^32      it moves up by the exponent of the row sum: this, too, needs no multiplication of P
+    row sum above 2^64      a score exceeds all earlier tiles by so much that O may have overflowed: the work tile
+                            is rerun with the exact maximum (`work/judged.py`)
 
-A first tile that every row sees whole refers to its first quarter, 32 of 128 scores: P begins when they are there.
-What lies above them in the same tile is what a tile has above those before it: P is larger by a factor, the row sum by
-the same, and the row sum says when it is too large. So a work tile runs twice where a key behind the first 32 lies more
-than 44 nats above these; a first key that takes all the weight is one of them. A sink is a score of the reference, too.
-32 scores of -inf give the reference -inf, infinite powers and so a second run; NaN among them or behind them makes NaN
-of the row sum, and the second run returns it. The maximum of all scores is kept (FA4Config.refers_to_quarter)
+A first tile that every row sees whole refers to its first quarter, 32 of 128 scores: P begins once they are loaded.
+Larger scores in the same tile act like larger scores in a later tile: P and the row sum grow by the same factor,
+and the row sum shows when it is too large. So a work tile is rerun if a key after the first 32 exceeds them by more
+than 44 nats; a first key with all the weight is one of these 32. A sink is a score of the reference, too.
+If 32 scores are -inf, so is the reference: the exponentials are infinite, and the tile is rerun. A NaN in the tile
+makes the row sum NaN, and the rerun returns NaN. These keep the maximum of all scores (FA4Config.refers_to_quarter)
 
     functions of scores         they may hide the first 32 keys of every row
     masks with a lower bound    their first tile is masked
-    sums in P V                 there is none before the first product
+    sums in P V                 there is no sum before the first P V
     pairs of CTAs, no mask      long rows would take longer (two_tiles/pair/schedule.py)
 
-With P over S masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a
-causal mask, a whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there:
+With P over S masked tiles lag, too, if every row with keys has seen some of an earlier tile: the first tile under a
+causal mask, a whole tile under a mask with a lower bound. A row that sees no key of a tile needs no reference there:
 its P is 0.
 
-A row sum that has failed becomes NaN and stays NaN, so that one look at the end says it. Rows without a visible key in
+A row sum that has failed becomes NaN and stays NaN, so one check at the end suffices. Rows without a visible key in
 the first tile (a score_mod may return -inf) have the reference -inf: their next exponentials are infinite, and they
 fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (two_tiles/schedule.py).
 """
@@ -48,7 +48,7 @@ FAILED_FROM = 2.0**64
 
 
 def exact_end(cfg, work, begin, end):
-    """Of the whole key tiles of a warpgroup from `begin` on, the first is exact; all where nothing lags."""
+    """End of a warpgroup's exact tiles among its whole ones from `begin` on: one tile; all if nothing lags."""
     if not cfg.schedule.lags:
         return end
     exact = 0 if cfg.refers_to_quarter else 1
@@ -56,12 +56,12 @@ def exact_end(cfg, work, begin, end):
 
 
 def begins_here(work, first, end):
-    """Whether whole key tiles begin with one that takes its reference from a quarter of it."""
+    """Whether the whole key tiles begin with a tile that takes its reference from its first quarter."""
     return (first < end) & (work.again == 0)
 
 
 def begin(work, first, stride, end):
-    """Where the others begin."""
+    """Where the remaining whole tiles begin."""
     return choose(work.again != 0, end, first + stride)
 
 
@@ -74,9 +74,9 @@ def begun(cfg, state: RowState, scores: list, scale_log2) -> RowState:
 
 
 def masked_exact_end(cfg, work, whole_begin, whole_end, begin, end):
-    """Of the masked key tiles of a warpgroup behind the whole ones, `begin` to `end`, the first few are exact.
+    """End of the exact tiles among a warpgroup's masked key tiles, `begin` to `end`, which follow the whole ones.
 
-    None behind a whole tile, which every row has seen. All where none is whole and rows begin in different tiles.
+    None is after a whole tile, which every row has seen. All are if none is whole and rows begin in different tiles.
     """
     if cfg.mask.has_lower_bound:
         first = end
@@ -86,15 +86,15 @@ def masked_exact_end(cfg, work, whole_begin, whole_end, begin, end):
 
 
 def masked_begin(begin, exact_end, stride, end):
-    """Where the others begin: behind the one that is exact, if any."""
+    """Where the remaining masked tiles begin: after the exact one, if any."""
     return choose(exact_end >= end, end, choose(exact_end > begin, begin + stride, begin))
 
 
 def of_visible(bias, bands):
-    """The bias of a tile's powers; 0 for a row that sees nothing of it, which may have no reference: P is 0.
+    """The bias of a tile's exponentials; 0 for a row that sees no key of it, which may lack a reference: P is 0.
 
-    A row that sees some of it has seen others before. Its reference is -inf where a function of scores hid them all:
-    its powers are infinite, and it fails.
+    A row that sees some of it has seen earlier keys. Its reference is -inf if a function of scores hid all of those:
+    its exponentials are infinite, and it fails.
     """
     [(_, hi)] = bands
     return choose(hi > 0, bias, Float32(0.0))
@@ -115,15 +115,15 @@ def renewed(state: RowState, scale_log2: Float32) -> tuple:
 
 
 def checked(cfg, state: RowState) -> RowState:
-    """The state behind tiles that lag, before tiles with a maximum: what has failed stays so.
+    """The state after lagged tiles, before tiles with a maximum: a failed row stays failed.
 
-    Under a larger maximum an infinite O would stay infinite, and a row sum above 2^64 come down again.
+    Under a larger maximum an infinite O would stay infinite, but a row sum above 2^64 would shrink again.
     """
     return RowState(state.row_max, kept(cfg, state.row_sum)) if cfg.schedule.lags else state
 
 
 def kept(cfg, row_sum: Float32) -> Float32:
-    """A row sum that is about to be rescaled; NaN, which stays, where it has failed."""
+    """A row sum about to be rescaled; NaN, which stays, where it has failed."""
     if not cfg.schedule.lags:
         return row_sum
     return select_(row_sum > FAILED_FROM, Float32.inf - Float32.inf, row_sum)

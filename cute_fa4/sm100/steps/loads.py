@@ -1,4 +1,4 @@
-"""What the load warp does for one tile: announce its bytes, find its rows, copy them."""
+"""The load warp's steps for one tile: announce its bytes, find its rows, copy them."""
 
 import cutlass
 import cutlass.cute as cute
@@ -17,10 +17,10 @@ from . import rope_rows
 
 
 def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int, place=None):
-    """Copy query tile i of the CTA to its place; q_full of the place fires when it is there.
+    """Copy query tile i of the CTA to its place; q_full of the place completes when it has arrived.
 
-    place: a number, or an Int32 of the kernel; None: i
-    Rows beyond the sequence may be those of the next one: they cost nothing and are not stored.
+    place: a Python int, or an Int32 of the kernel; None: i
+    Rows beyond the sequence may belong to the next one: they cost no time and are not stored.
     """
     place = i if place is None else place
     mbarrier = events.q_full.arrive_and_expect(place, cfg.tiles.q_tile_bytes)
@@ -45,14 +45,14 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
 def look_up(cfg, args: KernelArgs, work: Work, n):
     """The page table's entries for key tile n, by lane; 0 where keys are not paged. Several where rows are gathered.
 
-    Where columns of K have pages of their own: (the entries, theirs).
+    Where columns of K have their own pages: (the entries, the entries of those pages).
     """
     entries = look_up_keys(cfg, args, work, n)
     return (entries, rope_rows.look_up(cfg, args, work, n)) if cfg.rope_page_size else entries
 
 
 def look_up_keys(cfg, args: KernelArgs, work: Work, n):
-    """The same of K and V themselves."""
+    """The same for K and V alone."""
     if cfg.kv_layout != "paged":
         return Int32(0)
     sequence, row = work.sequence, args.lengths.cache_row(work.sequence.batch)
@@ -71,9 +71,9 @@ def look_up_keys(cfg, args: KernelArgs, work: Work, n):
 
 
 def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
-    """The page table's entries for the first turn of a CTA whose sequence has keys there, before its length is known.
+    """The page table's entries for a CTA's first turn, before the sequence length is known, if it has keys there.
 
-    None where that cannot be said. Entries beyond the sequence may be among them: nothing is made of those.
+    None where the turn is unknown. Entries beyond the sequence may be among them: they are not used.
     """
     of_block = not (cfg.share_keys or cfg.split_keys or cfg.q_layout == "packed")
     if not of_block or cfg.kv_layout != "paged" or cfg.cache_leftpad or cfg.cache_batch_idx:
@@ -95,7 +95,7 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
 def look_up_guessed(
     cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32 | tuple
 ) -> Int32 | tuple:
-    """The entries for the first turn of a work tile, of which guess may have found those already."""
+    """The entries for the first turn of a work tile; guess may have found them already."""
     if work.tiles.first != 0:
         entries = look_up(cfg, args, work, work.tiles.first)
     return entries
@@ -110,9 +110,9 @@ def rows_in_cache(cfg, work: Work, n) -> tuple:
 
 
 def find_rows(cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple) -> tuple:
-    """-> where the rows of K and of V lie that this CTA loads of key tile n; alone, all rows of both.
+    """-> the rows of K and of V that this CTA loads of key tile n; a single CTA loads all rows of both.
 
-    Of two CTAs that share an MMA each has half of the rows of K, and half of the columns of V.
+    Each of two CTAs that share an MMA loads half of the rows of K, and half of the columns of V.
     """
     found = rows_of_tile(cfg, args, work, n, entries)
     if cfg.tiles.cta_group == 1:
@@ -128,7 +128,7 @@ def find_rows(cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple) -> t
 def rows_of_tile(
     cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple
 ) -> PagedRowIndices | GatheredRows:
-    """Where the rows of key tile n lie. Dense keys need no look-up: TMA cuts them by the tensor's extent."""
+    """The rows of key tile n. Dense keys need no look-up: TMA clips them at the tensor's extent."""
     sequence, first_key = work.sequence, blocks.key_tile(cfg, n) * cfg.tiles.BN
     if cfg.rope_page_size:
         entries, _ = entries
@@ -161,11 +161,11 @@ def load_k(
     rope: tuple | None = None,
     fresh: bool = False,
 ) -> Slot:
-    """Copy a key tile: what its slot holds, then the rest of the depth, if there is one.
+    """Copy a key tile: the part that its slot holds, then the rest of the depth, if any.
 
     rope: of rope_rows.found_of, where the last columns come from a tensor that all heads share. Their bytes count on
     the barrier of the last part.
-    fresh: nothing has been in the ring yet
+    fresh: the ring has not been used yet
     """
     if not fresh:
         kv.acquire(at)
@@ -189,7 +189,7 @@ def load_v(
     at: Slot,
     found: PagedRowIndices | GatheredRows,
 ) -> Slot:
-    """Copy a value tile whole."""
+    """Copy a whole value tile."""
     kv.acquire(at)
     mbarrier = kv.get_v(at)
     column = blocks.rank(cfg) * cfg.tiles.v_cols_of_mma

@@ -1,14 +1,14 @@
-"""What P of eight bits lost, estimated from a few columns, where the row sum is that of codes.
+"""The weight lost by 8-bit P, estimated from a few columns, where the row sum is the sum of codes.
 
-Where P V adds P up (two_tiles/p_crossed.py), weights whose code is 0 are missing from the sum as well. One key that
-takes most of a row can so hide many: each is less than 2^-18 of it, but rows are long. Adding up all weights is what
-the order saves. A few columns of each key tile tell how much they lost, in instructions on two f16 at a time:
+Where P V computes the row sum (two_tiles/p_crossed.py), weights whose code is 0 are missing from the sum as well. One
+key with most of a row's weight can hide many such: each is less than 2^-18 of it, but rows are long. The order avoids
+the sum of all weights. A few columns of each key tile give an estimate of the loss, with instructions on f16x2:
 
     i      bits of x, log2 of P, read as an f16 number (half_powers.py): P / RATIO to 6 percent, 0 below P = 2^-14 and
-           of what is masked
-    s      2 - 4 P / 2^-9, not below 0 nor above 1
-    lost   = lost * factor + s i       of SAMPLES pairs a key tile, from tile to tile: f16, too
-    sum    += lost * RATIO * columns of a tile / columns that were looked at        once, at the end of a row
+           for masked scores
+    s      2 - 4 P / 2^-9, clamped to [0, 1]
+    lost   = lost * factor + s i       for SAMPLES pairs per key tile, from tile to tile: f16, too
+    sum    += lost * RATIO * columns of a tile / sampled columns        once, at the end of a row
 
                s |      code 0          |   code 2^-9
                1 |----------.           |
@@ -16,13 +16,13 @@ the order saves. A few columns of each key tile tell how much they lost, in inst
                0 |______________`.______|_______________________
                  0       2^-11   2^-10     3 2^-11      2^-9    P
 
-s goes down before the code is 2^-9, because codes below 2^-6 also stand for more than P: with as many columns in each
-octave they add up to 0.14 * 2^-9 too much for each e-fold, and 0.36 * 2^-9 of the lost 0.5 * 2^-9 is left. The ramp
+s falls before the code is 2^-9, because codes below 2^-6 overestimate P: with equally many columns in each
+octave their sum is too large by 0.14 * 2^-9 for each e-fold, which leaves 0.36 * 2^-9 of the lost 0.5 * 2^-9. The ramp
 has 0.38.
 
-The estimate is between 0 and MOST for each column, which is half of what may be lost, whatever the data are. Where
-columns that are looked at are like the others its mean is right (docs/numerics.md). f16 holds lost to 2^-11; behind
-2^18 keys that all lose most, it stands still.
+For any data the estimate is between 0 and MOST for each column, which is half of the largest possible loss. If the
+sampled columns are like the others, its mean is right (docs/numerics.md). f16 holds lost to 2^-11; after
+2^18 keys with the largest loss each, it stops growing.
 """
 
 from dataclasses import dataclass
@@ -65,34 +65,34 @@ add.f32 $0, x, y;
 
 @dataclass(frozen=True)
 class SumOfCodes(RowState):
-    """Of a row whose P the product with V adds up. row_sum: of the sink alone; lost: two f16 in a word."""
+    """For a row whose P is summed by P V. row_sum: of the sink alone; lost: two f16 in a word."""
 
     lost: Int32
 
 
 def begun(order, cfg, tmem, state: RowState) -> RowState:
-    """The state a row starts with."""
+    """The initial state of a row."""
     if order.sum_address(cfg, tmem, 0) is None:
         return state
     return SumOfCodes(state.row_max, state.row_sum, Int32(0))
 
 
 def before(state: RowState, factor):
-    """What was lost in the key tiles before, in the units of this one; None where softmax adds P up."""
+    """The loss of earlier key tiles, in the units of this tile; None where softmax sums P."""
     if not isinstance(state, SumOfCodes):
         return None
     return Int32(_asm(T.i32(), [state.lost, factor], RESCALE_LOST, "=r,r,f"))
 
 
 def behind(cfg, state: RowState, row_max, factor, total) -> RowState:
-    """The state behind a key tile. total: of write_probabilities, the sum of P or what codes lost so far."""
+    """The state after a key tile. total: of write_probabilities, the sum of P or the loss of the codes so far."""
     if not isinstance(state, SumOfCodes):
         return RowState(row_max, state.row_sum * factor + total)
     return SumOfCodes(row_max, state.row_sum * factor if cfg.sink else state.row_sum, total)
 
 
 def ended(cfg, state: RowState) -> RowState:
-    """The state behind the last key tile: what is added to the sum of codes."""
+    """The state after the last key tile: the amount to add to the sum of codes."""
     if not isinstance(state, SumOfCodes):
         return state
     both = Float32(_asm(T.f32(), [state.lost], BOTH_LOST, "=f,r"))
@@ -101,7 +101,7 @@ def ended(cfg, state: RowState) -> RowState:
 
 
 def sampled_columns(columns: int, unit: int, emulated: frozenset) -> tuple[int, ...]:
-    """The first columns of the pairs that are looked at, of units that are computed in f16 anyway, if there are any.
+    """The first columns of the sampled pairs, from units that are computed in f16 anyway, if there are any.
 
     >>> sampled_columns(128, 4, frozenset(range(8, 32)))
     (56, 104)
@@ -111,6 +111,6 @@ def sampled_columns(columns: int, unit: int, emulated: frozenset) -> tuple[int, 
 
 
 def add(lost, scores: list, scale_log2, bias):
-    """lost, with what two more columns lost."""
+    """lost, plus the loss of two more columns."""
     x, y = row_math.scaled_exponents(scores, scale_log2 * UNIT, (bias + OFFSET) * UNIT)
     return Int32(_asm(T.i32(), [Float32(x), Float32(y), lost], ADD_LOST, "=r,f,f,r"))

@@ -1,4 +1,4 @@
-"""Sixteen bytes at a time: from shared memory to registers, and numbers of 8 bits to fp16, and to float32.
+"""Pieces of 16 bytes: from shared memory to registers; conversion of 8-bit numbers to fp16, and to float32.
 
 PTX ISA, "ld", "cvt": e4m3 and e5m2 become fp16 two at a time, and fp16 float32, exactly.
 """
@@ -11,7 +11,7 @@ WORDS = 4  # of a piece
 
 
 def _words(text: str, operands: list, results: int, side_effects: bool) -> list:
-    """An instruction whose results are words of 32 bits."""
+    """An instruction whose results are 32-bit words."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
     found = llvm.inline_asm(
         llvm.StructType.get_literal([T.i32()] * results),
@@ -36,7 +36,7 @@ def load_word(address) -> Int32:
 
 
 def widened(words: list, dtype: str) -> list:
-    """Words of four numbers of 8 bits -> twice as many of two fp16, in the same order."""
+    """Words of four 8-bit numbers -> twice as many words of two fp16, in the same order."""
     out = []
     for word in words:
         out += _words(

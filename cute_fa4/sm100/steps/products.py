@@ -1,10 +1,10 @@
-"""The two products of a key tile, issued by one thread: S_i = Q_i K^T and O_i += P_i V.
+"""The two MMAs of a key tile, issued by one thread: S_i = Q_i K^T and O_i += P_i V.
 
     multiply_qk    both operands in shared memory, depth stage by depth stage as K arrives
     multiply_pv    P in tensor memory, V in shared memory; begins with the first part of P
-    make_s         multiply_qk with what is awaited before it and raised behind it
+    make_s         multiply_qk with the waits before it and the commits after it
 
-Which product follows which is the business of an order (two_tiles/p_over_s.py, p_beside_s.py).
+An order determines the sequence of the MMAs (two_tiles/p_over_s.py, p_beside_s.py).
 """
 
 import cutlass
@@ -22,9 +22,9 @@ from .warps import MmaWarp, ScoreTile
 def multiply_qk(
     cfg, mma: MmaWarp, k: KVBuffer, at: KVPosition, i, wait: bool, to=None, issue=tensor_core.mma_ss
 ):
-    """S = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there).
+    """S = Q_i K^T, each depth stage of K as it arrives (`wait`; for the second query tile K is already loaded).
 
-    i: the place of Q, a number or an Int32 of the kernel; to: the softmax warpgroup whose S it is, likewise; None: i;
+    i: the place of Q, a Python int or an Int32 of the kernel; to: the softmax warpgroup that owns S, likewise; None: i;
     issue: the instructions of a stage, with the arguments of tensor_core.mma_ss
     """
     smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
@@ -58,11 +58,11 @@ def multiply_qk(
 
 
 def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
-    """The MMA steps of a part of K, apart where their operands have different dtypes; none where there are none.
+    """The MMA steps of a part of K, separated where their operands have different dtypes; none if the part is empty.
 
-    A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these
-    would. Both kinds of MMA add to S in float32, one after the other has completed (finish_kind). The gap behind fewer
-    than a span of them is passed over.
+    A step contracts 32 bytes of any dtype, so 16-bit columns follow the 8-bit columns as further 8-bit columns
+    would. Both kinds of MMA add to S in float32, the second after the first has completed (finish_kind). If the 8-bit
+    columns do not fill a span, the gap after them is skipped.
     """
     if not cfg.tiles.q_comes_in_parts:
         return [(cfg.qkv_dtype, steps)] if steps else []
@@ -76,11 +76,11 @@ def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
 def finish_kind(events: Events):
     """Wait until the MMAs of one kind into S have completed, before the first of another kind.
 
-    PTX orders MMAs with the same accumulator only where they have the same shape, and the K of a shape is that of its
-    kind (PTX ISA, "Pipelined tcgen05 Instructions"). Phases of kind_done come in twos, of which the second ends with S:
-    what is awaited here always has the same parity.
+    PTX orders MMAs with the same accumulator only if they have the same shape, and each kind has its own K in the
+    shape (PTX ISA, "Pipelined tcgen05 Instructions"). Phases of kind_done come in pairs, the second of which ends with
+    S: the phase awaited here always has the same parity.
     """
-    events.kind_done.wait(0, 1)  # the S before
+    events.kind_done.wait(0, 1)  # the previous S
     events.kind_done.commit(0)
     events.kind_done.wait(0, 0)
     tensor_memory.fence_after()
@@ -96,10 +96,10 @@ def make_s(
     read=None,
     issue: cutlass.Constexpr = tensor_core.mma_ss,
 ):
-    """S of a key tile; Q is awaited by the first one and free behind the last.
+    """S of a key tile; the first key tile waits for Q, and Q is free after the last.
 
     wait    for K
-    read    parity of s_free, which says that the last S_i has been read; None: the order of the products says it
+    read    parity of s_free: the last S_i has been read; None: the order of the MMAs implies it
     issue   as of multiply_qk
     """
     events, i = mma.events, s.i
@@ -116,14 +116,14 @@ def make_s(
 
 
 def column_of(columns: tuple, i):
-    """The column of softmax warpgroup i, a number or an Int32 of the kernel; they lie evenly."""
+    """The column of softmax warpgroup i, a Python int or an Int32 of the kernel; columns are evenly spaced."""
     return columns[i] if isinstance(i, int) else columns[0] + i * (columns[1] - columns[0])
 
 
 def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, accumulate):
     """O_i (+)= P_i V, the first part of P as soon as it is stored and O_i is rescaled, then the rest.
 
-    i: a softmax warpgroup, a number or an Int32 of the kernel
+    i: a softmax warpgroup, a Python int or an Int32 of the kernel
     """
     m, n, _ = cfg.tiles.pv_mma_shape
     if cfg.tmem.sums:

@@ -1,9 +1,9 @@
-"""Columns of K in a tensor of their own (operands/rope.py): which of its rows a key tile has.
+"""Columns of K in a separate tensor (operands/rope.py): the rows of it that belong to a key tile.
 
 kv_layout        rows of K                rows of k_rope
 dense, packed    first_row + key          the same
-seqused_k        batch * its stride       batch * a stride of their own
-any              anything                 pages of their own, looked up beside those of K
+seqused_k        batch * its stride       batch * its own stride
+any              anything                 its own pages, looked up together with those of K
 """
 
 from cutlass import Int32
@@ -17,7 +17,7 @@ from ..work.tile import Work
 
 
 def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32 | tuple:
-    """The entries of their page table for key tile n, by lane."""
+    """The entries of the page table of k_rope for key tile n, by lane."""
     rope, batch = args.rope, work.sequence.batch
     first, end = keys_in_pages(cfg, args, work, n)
     if cfg.tiles.gathers_rope:
@@ -29,13 +29,13 @@ def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32 | tuple:
 
 
 def keys_in_pages(cfg, args: KernelArgs, work: Work, n) -> tuple:
-    """-> (first key of key tile n, end of the sequence's keys, as far as its row of the page table has room)."""
+    """-> (first key of key tile n, end of the sequence's keys, as far as its row of the page table reaches)."""
     room = Int32(args.rope.page_table.shape[1]) * cfg.rope_page_size
     return blocks.key_tile(cfg, n) * cfg.tiles.BN, minimum(work.sequence.num_keys, room)
 
 
 def found_of(cfg, args: KernelArgs, smem: Smem, work: Work, n, entries, of_k) -> tuple | None:
-    """-> (what copies them, which rows this CTA loads of key tile n); None where K has all of its columns.
+    """-> (the buffer that copies them, the rows this CTA loads of key tile n); None where K has all of its columns.
 
     entries: of loads.look_up; of_k: the rows of K.
     """
@@ -45,7 +45,7 @@ def found_of(cfg, args: KernelArgs, smem: Smem, work: Work, n, entries, of_k) ->
 
 
 def rows_of(cfg, args: KernelArgs, work: Work, n, entries, of_k):
-    """Of two CTAs that share an MMA each has half of them, as of K."""
+    """The rows of k_rope. Each of two CTAs that share an MMA loads half of them, as with K."""
     rope, tiles = args.rope, cfg.tiles
     if cfg.rope_page_size:
         first, end = keys_in_pages(cfg, args, work, n)

@@ -1,22 +1,22 @@
-"""Arithmetic of the online softmax on one row of scores in registers; it knows no barrier.
+"""Arithmetic of the online softmax on one row of scores in registers; it uses no barrier.
 
-A row is walked tile by tile. With m the running maximum, kept in raw score units, and c = scale log2(e):
+A row is processed tile by tile. With m the running maximum, kept in raw score units, and c = scale log2(e):
 
     P = 2^(c s - c m),  row_sum = row_sum 2^(c m_old - c m_new) + sum(P),  O = O 2^(c m_old - c m_new) + P V
 
 The maximum may lag: while it would move by less than `rescale_log2` in log2 units, the old one is kept, the factor
-is exactly 1 and O needs no rescale. P then reaches at most 2^rescale_log2; the final division makes up for it.
+is exactly 1 and O needs no rescale. P then reaches at most 2^rescale_log2; the final division cancels the factor.
 A row that has seen no key yet has m = -inf and uses 0 in its place, so that -inf - (-inf) never happens.
 
 c m has 24 bits, and its rounding error is a factor of P. So |c m| has a limit for each dtype of P
-(blueprint/problem.py); beyond it a row has a result that says so:
+(blueprint/problem.py); beyond it the result of a row shows it:
 
     c m > limit     P may have overflowed: the row sum becomes NaN after the last key, and so do out and LSE
     c m < -limit    P = 2^(c s + limit), at most 1 and mostly 0. A later key within the limit finds O and row sum
-                    finite; without one the row sum becomes 0 after the last key, as that of a row without keys
+                    finite; without one the row sum becomes 0 after the last key, as for a row without keys
 
-Where P has eight bits, it is lifted: P = 2^(c s - c m + lift), so that the largest is near the largest number that e4m3
-has, and small ones lose less below its smallest. O and the row sum carry the same factor, and the quotient none.
+Where P has eight bits, it is lifted: P = 2^(c s - c m + lift), so that the largest P is near the largest e4m3 number,
+and small ones lose less below the smallest. O and the row sum carry the same factor, which the quotient cancels.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class RowState:
-    """What a softmax thread carries from tile to tile: its row's maximum (raw scores) and sum of P."""
+    """State of a softmax thread from tile to tile: its row's maximum (raw scores) and sum of P."""
 
     row_max: Float32
     row_sum: Float32
@@ -46,7 +46,7 @@ class RowState:
 
 
 def row_maximum(scores: list, start):
-    """max(start, scores), NaN if one of them is: four chains of 3-input maxima, or one of a few."""
+    """max(start, scores), NaN if one of them is: four chains of 3-input maxima, or one chain for few scores."""
     if len(scores) < 8:
         largest = start
         for i in range(0, len(scores) - 1, 2):
@@ -89,13 +89,13 @@ def update_maximum(row_max, tile_max, scale_log2, rescale_log2: cutlass.Constexp
 
 
 def exponent_bias(cfg, safe_max, scale_log2):
-    """What is added to scaled scores: P = 2^(c s + bias), lifted."""
+    """The bias added to scaled scores: P = 2^(c s + bias), lifted."""
     bias = cute.arch.fmin(-safe_max * scale_log2, Float32(cfg.score_limit_log2), nan=True)
     return bias + cfg.p_lift_log2 if cfg.p_lift_log2 else bias
 
 
 def closed(cfg, row_max, row_sum, scale_log2):
-    """The row sum behind a row's last key: NaN under a maximum above the limit, 0 under one below."""
+    """The row sum after a row's last key: NaN under a maximum above the limit, 0 under one below."""
     reach, limit = row_max * scale_log2, Float32(cfg.score_limit_log2)
     row_sum = select_(reach < -limit, row_sum * 0.0, row_sum)
     return select_(reach > limit, Float32.inf - Float32.inf, row_sum)
@@ -103,9 +103,9 @@ def closed(cfg, row_max, row_sum, scale_log2):
 
 @cute.jit
 def merged(a: RowState, b: RowState, scale_log2: Float32):
-    """The state of a row whose keys two states have: -> (it, weight of a, weight of b).
+    """The state of a row whose keys are split between two states: -> (state, weight of a, weight of b).
 
-    A state that has seen no key weighs nothing; neither has: no state, and both weigh nothing.
+    A state that has seen no key has weight 0. If neither has seen a key, the result is empty and both weights are 0.
     """
     row_max = cute.arch.fmax(a.row_max, b.row_max)
     safe = row_max if row_max != -Float32.inf else Float32(0.0)
@@ -171,7 +171,7 @@ def powers(scores: list, scale_log2, bias, emulated: frozenset) -> list:
 
 
 def saturated_powers(scores: list, scale_log2, bias, emulated: frozenset) -> list:
-    """The same for exponents of any size: beyond float32 infinity."""
+    """The same for exponents of any size: infinity beyond the range of float32."""
     out = []
     for pair in range(len(scores) // 2):
         two = scores[2 * pair : 2 * pair + 2]
@@ -183,7 +183,7 @@ def saturated_powers(scores: list, scale_log2, bias, emulated: frozenset) -> lis
 
 
 def add_values(sums: list, values: list) -> list:
-    """Add a multiple of eight values to four packed f32 accumulators; [] begins."""
+    """Add a multiple of eight values to four packed f32 accumulators; [] starts new ones."""
     sums = list(sums)
     for i in range(0, len(values), 2):
         pair = (values[i], values[i + 1])
@@ -195,7 +195,7 @@ def add_values(sums: list, values: list) -> list:
 
 
 def row_total(sums: list):
-    """The row sum: its four accumulators added up."""
+    """The row sum: the sum of its four accumulators."""
     total = cute.arch.add_packed_f32x2(
         cute.arch.add_packed_f32x2(sums[0], sums[1]), cute.arch.add_packed_f32x2(sums[2], sums[3])
     )
@@ -203,9 +203,9 @@ def row_total(sums: list):
 
 
 def pack(values: list, dtype: str) -> list:
-    """Round to a dtype, the first value in the low bits of the first word; "f32": a word each, unrounded.
+    """Round to a dtype, the first value in the low bits of the first word; "f32": one word per value, unrounded.
 
-    Two values a word of 16 bits, four of eight. What is too large for eight bits becomes the largest number.
+    A word holds two 16-bit values, or four 8-bit values. For eight bits, overflow saturates at the largest number.
     """
     if dtype == "f32":
         return [value.bitcast(cutlass.Int32) for value in values]

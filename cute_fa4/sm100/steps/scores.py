@@ -1,4 +1,4 @@
-"""What a softmax thread does with the scores of its row in one key tile, and what it knows about the row."""
+"""Operations of a softmax thread on the scores of its row in one key tile, and its facts about the row."""
 
 import math
 from functools import partial
@@ -22,8 +22,8 @@ LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 
 
 def maximum_comes_with_load(cfg) -> bool:
-    """Whether the instruction that loads scores also gives the largest: those of no function and no
-    scale of keys, where the chip has it."""
+    """Whether the instruction that loads scores also gives the largest: for scores without a function or a
+    scale of keys, where the chip supports it."""
     plain = cfg.score_mod is None and cfg.mask_mod is None and cfg.descales.k != ROW
     return cfg.arch == "sm_103a" and plain
 
@@ -31,7 +31,7 @@ def maximum_comes_with_load(cfg) -> bool:
 def read_scores(
     cfg, address, with_maxima: bool = False, first: tuple = (), first_read=None
 ) -> tuple:
-    """-> (the BN scores of this thread's row, values that have the same maximum: they, or one of each load).
+    """-> (the BN scores of this thread's row, values with the same maximum: the scores, or one per load).
 
     first    columns that are loaded before the others; first_read() is called as soon as they are in registers
     """
@@ -53,7 +53,7 @@ def read_scores(
 
 
 def quarters(ahead: list, cfg, address):
-    """(first column, scores) of each quarter of a row: of the first one, `ahead`, the load is on its way."""
+    """(first column, scores) of each quarter of a row; the load of the first quarter, `ahead`, is in flight."""
     return tensor_memory.batches_after(ahead, address, cfg.tiles.BN, cfg.tiles.BN // 4)
 
 
@@ -62,14 +62,14 @@ def write_probabilities(
 ):
     """P, rounded and stored quarter by quarter; returns its sum.
 
-    The sum is taken of the values before rounding. scores: a list, or (first column, quarter of it) as they come from
-    tensor memory.
+    The sum is over the values before rounding. scores: a list, or (first column, quarter of it) in the order of the
+    loads from tensor memory.
 
     order.sum_early    the sum fills the gaps between exponentials
-    otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
+    otherwise          P is needed soon: the sum comes last. The bias is read again, from shared memory, after
                        p_ready: otherwise the compiler computes the last quarter before that.
-    exponential.lost   instead of the sum it is returned, with what P loses here
-    order.holds_p      all of P is in registers before the first of it is stored
+    exponential.lost   returned in place of the sum, with the loss of P here added
+    order.holds_p      all of P is in registers before the first part is stored
     """
     smem, events, powers = group.smem, group.events, exponential.powers
     scale_log2, bias, lost = exponential.scale_log2, exponential.bias, exponential.lost
@@ -132,7 +132,7 @@ def write_probabilities(
 
 
 def emulated_units(cfg, unit: int, first_quarter: int) -> frozenset[int]:
-    """Which units of so many scores the FMA units compute, from a quarter of the tile on."""
+    """The units, of `unit` scores each, that the FMA units compute, from a quarter of the tile on."""
     units = cfg.tiles.BN // unit
     if not cfg.schedule.exp2_emulated:
         return frozenset()
@@ -153,14 +153,14 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
 def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -> RowState:
     """The state of a row that has seen no key: empty, or the sink, in the units of the scores.
 
-    mine: whether this warpgroup counts the sink, of those that have the row; True or a Boolean of the kernel
+    mine: whether this warpgroup, among those that share the row, counts the sink; True or a Boolean of the kernel
     """
     if not cfg.sink:
         return RowState.empty()
     sink = args.sink[row.head].to(Float32)
     in_scores = sink if cfg.score_mod is not None else sink / scales.times(args.scale, row.factor)
     weight = Float32(2.0**cfg.p_lift_log2)
-    if cfg.split_keys or mine is not True:  # once for all parts, and for all warpgroups of a row
+    if cfg.split_keys or mine is not True:  # once over all parts and all warpgroups of a row
         empty = RowState.empty()
         if cfg.split_keys:
             first = results.is_first_part(cfg, work)
@@ -172,9 +172,9 @@ def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -
 
 
 def log2_scale(cfg, args: KernelArgs, factor):
-    """From the units of the scores to log2: a score_mod has had the softmax scale already.
+    """From the units of the scores to log2: a score_mod has already applied the softmax scale.
 
-    factor: of the scores besides the softmax scale, or None
+    factor: of the scores, in addition to the softmax scale, or None
     """
     if cfg.score_mod is not None:
         return Float32(LOG2_E)
@@ -184,7 +184,7 @@ def log2_scale(cfg, args: KernelArgs, factor):
 def apply_score_functions(
     cfg, args: KernelArgs, work: Work, row: RowContext, n, scores: list, masked: bool
 ) -> list:
-    """Scores after score_mod and mask_mod, column by column; indices beyond the sequence are not passed on."""
+    """Scores after score_mod and mask_mod, column by column; indices beyond the sequence are not passed to them."""
     aux = score_mods.Aux.of(cfg, args, work.sequence, row)
     out = []
     for column, score in enumerate(scores):
@@ -229,10 +229,10 @@ def write_lse(
     factor: Float32 | None,
     mine=True,
 ):
-    """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf.
+    """The log-sum-exp of this thread's row, natural logarithm; -inf for a row without keys.
 
-    factor: of the scores besides the softmax scale, or None
-    mine: whether it is this warpgroup that writes it: True, or a Boolean of the kernel
+    factor: of the scores, in addition to the softmax scale, or None
+    mine: whether this warpgroup writes it: True, or a Boolean of the kernel
     """
     thread, _, _ = cute.arch.thread_idx()
     place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)

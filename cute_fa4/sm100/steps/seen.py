@@ -1,17 +1,17 @@
-"""Masked tiles, warp by warp: what all rows of a warp see needs no select, and what none sees needs no power.
+"""Masked tiles, per warp: columns that all rows of a warp see need no select; columns that none sees, no exponential.
 
 A tile on the diagonal of a causal mask, 32 columns at a time:
 
     rows         columns 0..    32..     64..     96..
-    0 .. 31      select         select   none     none         none: P is 0, and so is its share of the row sum
+    0 .. 31      select         select   none     none         none: P is 0, and adds 0 to the row sum
     32 .. 63     whole          select   none     none
     64 .. 95     whole          whole    select   none
     96 .. 127    whole          whole    whole    select
 
-A vote of the warp decides, so that nothing diverges. What is left out is what masked scores come to, bit by bit: P = 0,
-and a sum to which 0 is added. Scores that are masked are not looked at, so a NaN among them goes nowhere, as before.
-Powers are left out in the second half of a tile only: left out in all of it, ptxas makes another loop of the whole
-tiles, which has nothing to do with it (docs/decisions/0016).
+A vote of the warp decides, so no warp diverges. A skipped part has the result of masked scores, bit by bit: P = 0,
+and 0 added to a sum. Masked scores are not examined, so a NaN among them has no effect, as before.
+Exponentials are skipped in the second half of a tile only: if skipped in the whole tile, ptxas changes the loop over
+whole tiles, which is unrelated (docs/decisions/0016).
 """
 
 import cutlass.cute as cute
@@ -23,12 +23,12 @@ from .visibility import WORD
 
 
 def words_of(bands: list, columns: int) -> list:
-    """The words of visibility of a row of so many columns. bands: as of visibility.visibility."""
+    """The visibility words of a row of `columns` columns. bands: as in visibility.visibility."""
     return [visibility.visibility(bands, first) for first in range(0, columns, WORD)]
 
 
 def keep_visible(scores: list, words: list) -> list:
-    """What visibility.keep_visible gives."""
+    """The same result as visibility.keep_visible."""
     kept = []
     for i, word in enumerate(words):
         kept += _keep(scores[i * WORD : (i + 1) * WORD], word)
@@ -53,9 +53,9 @@ def _keep(scores: list, word) -> list:
 
 
 def add_powers(words: list, first: int, columns: int, powers, scores: list, sums: list) -> tuple:
-    """P of the scores from column `first` of `columns` on, a word of them: -> (its words, the sums with it).
+    """P of the scores from column `first` of `columns` on, one visibility word: -> (its words, the sums with it).
 
-    powers(scores): of half_powers; sums: of row_math.add_values, [] begins
+    powers(scores): of half_powers; sums: of row_math.add_values, [] starts new ones
     """
     word, pairs = words[first // WORD], len(scores) // 2
 

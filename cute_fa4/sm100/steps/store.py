@@ -2,14 +2,14 @@
 
     thread = row    16-byte piece c of a 128-byte chunk row r is written to piece c ^ (r % 8)
 
-so that eight threads of a phase write to eight different bank groups. There are two chunk buffers: one is on its way to
-global memory while the other is written. (Where shared memory has room for one only, they take turns.)
+so that eight threads of a phase write to eight different bank groups. There are two chunk buffers: one is being copied
+to global memory while the other is written. (If shared memory has room for one only, copy and write alternate.)
 
     depth 128    O0 columns 0..63 | O0 64..127 | O1 0..63 | O1 64..127 |        depth 64    O0 | O1 |
     buffer       0                | 1          | 0        | 1          |                    0  | 1  |
 
-Rows beyond the end of the sequence are dropped by TMA. A row without keys gets zeros. The correction warpgroup does all
-of it.
+Rows beyond the end of the sequence are dropped by TMA. A row without keys gets zeros. The correction warpgroup does the
+whole store.
 """
 
 import cutlass
@@ -27,7 +27,7 @@ from . import row_math
 from .warpgroup import CorrectionGroup
 
 COLUMNS = 16  # columns of O in registers at a time
-COLUMNS_OF_TWO = 8  # of each O, where two are added up
+COLUMNS_OF_TWO = 8  # of each O, where two are summed
 PIECE_BYTES = 16  # one st.shared.v4
 CHUNK_ROW_BYTES = 128
 NAMED_BARRIER = 1  # of the correction warpgroup; 0 belongs to sync_threads
@@ -52,7 +52,7 @@ def store_piece(address, words: list):
 
 
 def write_words(buffer, row, first_byte: int, words: list):
-    """Packed values of a row from `first_byte` of the chunk on, each 16 bytes where the swizzle wants them."""
+    """Packed values of a row from `first_byte` of the chunk on, each 16 bytes at their swizzled place."""
     for piece in range(len(words) // 4):
         inside = first_byte + piece * PIECE_BYTES
         swizzled = Int32(inside) ^ ((row & 7) * PIECE_BYTES)
@@ -67,10 +67,10 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
 
 
 def copies_under_way(cfg, i: int, chunk: int) -> int:
-    """How many of the last copies may still be reading when a chunk is written: not the one that has its buffer.
+    """How many of the last copies may still be reading when a chunk is written; the copy from its buffer may not.
 
-    Two buffers take turns. Where a work tile has an odd number of chunks, its last one and the first of the next work
-    tile have the same.
+    Two buffers alternate. If a work tile has an odd number of chunks, its last chunk and the first of the next work
+    tile use the same buffer.
     """
     buffers = cfg.tiles.o_buffers
     first, odd = i == 0 and chunk == 0, cfg.tiles.num_q * chunks(cfg) % buffers
@@ -79,7 +79,7 @@ def copies_under_way(cfg, i: int, chunk: int) -> int:
 
 @cute.jit
 def begin_chunk(cfg: cutlass.Constexpr, row: Int32, i: cutlass.Constexpr, chunk: cutlass.Constexpr):
-    """Every thread may write into the buffer of the chunk."""
+    """Wait until every thread may write into the buffer of the chunk."""
     if row < 32:  # the warp that stores
         cute.arch.cp_async_bulk_wait_group(copies_under_way(cfg, i, chunk), read=True)
     cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.tiles.rows_per_q_tile)
@@ -138,12 +138,12 @@ def write_out(
 ):
     """Rounded values of query tile i, chunk by chunk, to global memory.
 
-    batches: (first column, what values_of(...) makes the `columns` values from there on of); its loads are complete
+    batches: (first column, input of values_of(...) for the `columns` values from there on); its loads are complete
     """
     args, smem, row = group.args, group.smem, group.row
     width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.o_granule
     o = DTYPES[cfg.o_dtype]
-    held = []  # words of a piece that is not whole yet
+    held = []  # words of an incomplete piece
     for column, batch in batches:
         chunk, inside = divmod(column, granule)
         last = column + columns == width
@@ -164,7 +164,7 @@ def write_out(
 
 
 def zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
-    """Both query tiles, of which no row sees a key; tensor memory is not looked at."""
+    """Zeros for both query tiles, in which no row sees a key; tensor memory is not read."""
     for i in range(cfg.tiles.num_q):
         for chunk in range(chunks(cfg)):
             begin_chunk(cfg, row, i, chunk)
@@ -175,14 +175,14 @@ def zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
 
 @cute.jit
 def wait(row: Int32):
-    """Until every copy has read its buffer: then the CTA may end."""
+    """Wait until every copy has read its buffer: then the CTA may exit."""
     if row < 32:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
 def zeros_of_rows(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
-    """zeros, but for a work tile that has no rows either."""
+    """Call zeros, except for a work tile that has no rows either."""
     if cutlass.const_expr(work.again is None):
         zeros(cfg, args, smem, work, row)
     else:
@@ -192,7 +192,7 @@ def zeros_of_rows(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Wo
 
 @cute.jit
 def wait_for_first(work: Work, row: Int32):
-    """Until every copy is written, where a work tile is run again: its rows are written twice."""
+    """Wait until every copy is written, where a work tile is rerun: its rows are written twice."""
     if cutlass.const_expr(work.again is not None):
         if work.again != 0:
             if row < 32:
@@ -200,7 +200,7 @@ def wait_for_first(work: Work, row: Int32):
 
 
 def row_sum(address):
-    """The sum of P in this thread's row, where the product with V adds it up; the next column has the same."""
+    """The sum of P in this thread's row, where P V computes it; the next column has the same value."""
     sums = tensor_memory.load(address, 2)
     tensor_memory.wait_load()
     return sums[0]

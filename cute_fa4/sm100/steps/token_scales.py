@@ -1,24 +1,24 @@
-"""Scales of keys in a key tile: K's multiply the columns of S, V's those of P. What a softmax thread does with them.
+"""Scales of keys in a key tile, in a softmax thread: K's multiply the columns of S, V's the columns of P.
 
-A row of S or P meets every key, so a thread needs the scales of all keys of the tile. They come through a ring of
-shared memory that the softmax warps release, when they have read an entry: the products, which release K and V, are
-done with a key tile before softmax is.
+A row of S or P covers every key, so a thread needs the scales of all keys of the tile. They come through a ring of
+shared memory. The softmax warps release an entry after they have read it: the MMAs, which release K and V, finish
+a key tile before softmax does.
 
     entry of the ring    BN scales of K    BN scales of V / unit    unit, three words of padding
 
     S      s_j *= scale of K               before the row maximum, before functions of a score
     P      p_j *= scale of V / unit        before it is rounded to eight bits; the row sum is that of p_j alone
 
-The unit is a power of two that none of the scales of V exceeds which the work tile has met. So what is rounded is at
-most what it would be without scales, and P does not vanish where all scales are small. The unit grows from key tile to
-key tile, and where it does, O, which has the unit of the tile before, is rescaled with the factor of the row maximum:
+The unit is a power of two that no scale of V in the work tile so far exceeds. So a value before rounding is at
+most its value without scales, and P does not vanish where all scales are small. The unit grows from key tile to
+key tile. When it grows, O, which has the unit of the previous tile, is rescaled with the factor of the row maximum:
 
     unit of tile n      u(n) = max(u(n-1), 2^ceil(log2 max scale))         roles/token_scales.py
     O                   O *= factor * u(n-1) / u(n),  O += P V             powers of two: exact
     at the end          O / (row sum / u)                                  the log-sum-exp has no unit
 
-A unit u is kept as a float32, and 1 / u is what is left of the exponent: bits of 2^127 less those of u. That of 0 is
-2^127, so a work tile all of whose scales are 0 gets zeros without a case of its own.
+A unit u is kept as a float32, and 1 / u has the remaining exponent: bits of 2^127 minus those of u. For 0 that is
+2^127, so a work tile whose scales are all 0 gets zeros without a special case.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +33,8 @@ from ..sync.kernel_args import Events, Smem
 from . import row_math
 from .half_powers import Probabilities
 
-ONE_OVER = 0x7F000000  # bits of 2^127: those of 1 / u are this less those of u
-LARGEST = 0x7E800000  # bits of 2^126: what is above has no unit whose inverse is normal
+ONE_OVER = 0x7F000000  # bits of 2^127: those of 1 / u are this minus those of u
+LARGEST = 0x7E800000  # bits of 2^126: a larger scale has no unit with a normal inverse
 MANTISSA = 0x007FFFFF
 NOT_A_NUMBER = 0x7FC00000
 VECTOR = 4  # float32 of one load
@@ -42,7 +42,7 @@ VECTOR = 4  # float32 of one load
 
 @dataclass(frozen=True)
 class Entry:
-    """The scales of a key tile, which are there. slot: of the ring."""
+    """The scales of a key tile, already loaded. slot: of the ring."""
 
     ring: cute.Tensor
     slot: Int32
@@ -67,12 +67,12 @@ class Entry:
 
 
 def first_word(cfg, name: str) -> int:
-    """Of the scales of K or V in an entry."""
+    """The first word of the scales of K or V in an entry."""
     return cfg.tiles.BN * cfg.token_scales.index(name)
 
 
 def unit_word(cfg) -> int:
-    """Of the unit of V's in an entry."""
+    """The word of the unit of V's scales in an entry."""
     return cfg.tiles.BN * len(cfg.token_scales)
 
 
@@ -82,7 +82,7 @@ def place_of(number):
 
 
 def begin(cfg, smem: Smem, thread):
-    """Before the first key tile of a CTA: O of this thread's row has no unit yet."""
+    """Called before the first key tile of a CTA: O of this thread's row has no unit yet."""
     if "v" in cfg.token_scales:
         smem.row_unit[thread] = Float32(0.0)
 
@@ -106,13 +106,13 @@ def scaled(cfg, events: Events, entry: Entry | None, scores: list) -> list:
 
 
 def release(cfg, events: Events, entry: Entry | None):
-    """Every thread, behind P: the entry has been read, unless `scaled` has said so."""
+    """Called by every thread, after P: the entry has been read, unless `scaled` has released it."""
     if "v" in cfg.token_scales:
         events.scales_empty.arrive(entry.slot)
 
 
 def largest_of_warp(values):
-    """Bits of the largest size of some values of all lanes; NaN is larger than any."""
+    """Bits of the largest magnitude among the values of all lanes; NaN is larger than any."""
     largest = Int32(0)
     for value in values:
         largest = maximum(largest, value.bitcast(Int32) & 0x7FFFFFFF)
@@ -120,7 +120,7 @@ def largest_of_warp(values):
 
 
 def unit_bits(largest, before):
-    """Bits of the unit: the power of two that neither `largest` nor those before exceed. All are bits."""
+    """Bits of the unit: the power of two that neither `largest` nor earlier ones exceed. All are bits."""
     power = choose(largest > LARGEST, NOT_A_NUMBER, (largest + MANTISSA) & ~MANTISSA)
     return Int32(maximum(before, Int32(power)))
 
@@ -132,14 +132,14 @@ def in_unit(values, unit) -> list:
 
 
 def inverse_unit(unit):
-    """1 / u of a power of two, or of 0 2^127."""
+    """1 / u for a power of two u; 2^127 for 0."""
     return (ONE_OVER - unit.bitcast(Int32)).bitcast(Float32)
 
 
 def factor_of_o(cfg, smem: Smem, entry: Entry | None, thread, factor):
-    """What O is multiplied by before this key tile: the factor of the row maximum, and from unit to unit.
+    """The factor of O before this key tile: the factor of the row maximum, times the ratio of the units.
 
-    Of the first key tile of a work tile, before which there is no O, the unit is kept all the same.
+    For the first key tile of a work tile, which has no earlier O, the unit is still stored.
     """
     if "v" not in cfg.token_scales:
         return factor
@@ -162,13 +162,13 @@ def in_unit_of_o(cfg, smem: Smem, thread, row_sum):
 
 
 def hand_over_unit(cfg, smem: Smem, thread):
-    """The unit of a row's O, which another thread reads: where it stays while the next work tile begins."""
+    """Copy the unit of a row's O for another thread, to a place that the start of the next work tile leaves alone."""
     if "v" in cfg.token_scales:
         smem.row_unit[smem.row_unit.shape // 2 + thread] = smem.row_unit[thread]
 
 
 def handed_unit(cfg, smem: Smem, thread):
-    """What hand_over_unit said of a thread's row; None: O has none."""
+    """The value that hand_over_unit stored for a thread's row; None: O has no unit."""
     if "v" not in cfg.token_scales:
         return None
     return smem.row_unit[smem.row_unit.shape // 2 + thread]
@@ -176,7 +176,7 @@ def handed_unit(cfg, smem: Smem, thread):
 
 @dataclass
 class Weighted:
-    """P times the scales of V, rounded: what half_powers.Exact does, part by part of a row, from the first key on."""
+    """P times the scales of V, rounded: as half_powers.Exact, part by part of a row, from the first key on."""
 
     cfg: object
     entry: Entry

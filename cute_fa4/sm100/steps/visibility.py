@@ -58,7 +58,7 @@ def keep_visible(scores: list, bands: list) -> list:
 
 
 def selected(scores: list, word, hidden: float = MASKED) -> list:
-    """At most a word of scores, `hidden` where it has no bit."""
+    """At most a word of scores, with `hidden` where the bit is clear."""
     return [
         select_((word & (1 << i)) != 0, score, Float32(hidden)) for i, score in enumerate(scores)
     ]

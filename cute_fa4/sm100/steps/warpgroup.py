@@ -1,14 +1,14 @@
-"""What softmax and correction work with, in groups that their steps pass on (roles/key_tile.py, correction.py).
+"""The context of softmax and correction, in groups that their steps pass on (roles/key_tile.py, correction.py).
 
-Warpgroup    all launch long     memory, barriers, its number
-CorrectionGroup                  the same of correction, with the row of this thread
-Share        in a work tile      the work tile, this thread's row, the key tiles before
-KeyTile      in a key tile       its number, its barriers and their parity
-PlaceOfP     in a key tile       where P goes, and what is awaited before
-Exponential  in a key tile       how scores become P
+Warpgroup    whole launch        memory, barriers, its number
+CorrectionGroup                  the same for correction, with the row of this thread
+Share        per work tile       the work tile, this thread's row, the number of earlier key tiles
+KeyTile      per key tile        its number, its barriers and their parity
+PlaceOfP     per key tile        where P is stored, and the wait before it
+Exponential  per key tile        how scores become P
 
-Steps take them as arguments, and loops call none of their methods: the compiler carries what is called inside a loop
-through the loop.
+Steps take them as arguments, and loops call none of their methods: the compiler carries objects whose methods are
+called inside a loop through the loop.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from . import half_powers
 
 @dataclass(frozen=True)
 class RowContext:
-    """What a softmax thread knows about its row."""
+    """Facts about a softmax thread's row."""
 
     thread: Int32
     q_index: Int32  # of the query in its sequence, not beyond the last
     head: Int32
     bands: tuple  # ((lo, hi), ...) of the keys it sees
-    factor: Float32 | None  # of its scores besides the softmax scale
+    factor: Float32 | None  # of its scores, in addition to the softmax scale
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Warpgroup:
 
 @dataclass(frozen=True)
 class CorrectionGroup:
-    """The correction warpgroup, of which this thread has a row. tmem: address of column 0 for this warp's lanes."""
+    """The correction warpgroup; this thread owns one row. tmem: address of column 0 for this warp's lanes."""
 
     args: KernelArgs
     smem: Smem
@@ -56,7 +56,7 @@ class CorrectionGroup:
 
 @dataclass(frozen=True)
 class Share:
-    """What a softmax thread has of a work tile. tiles_before: key tiles of the warpgroup in earlier work tiles."""
+    """A softmax thread's part of a work tile. tiles_before: key tiles of the warpgroup in earlier work tiles."""
 
     work: Work
     row: RowContext
@@ -65,7 +65,7 @@ class Share:
 
 @dataclass(frozen=True)
 class KeyTile:
-    """Key tile n. at, phase: its S and barriers, and their parity, as buffer_at and parity of an order say."""
+    """Key tile n. at, phase: its S and barriers, and their parity, from buffer_at and parity of an order."""
 
     n: Int32
     at: Int32
@@ -86,9 +86,9 @@ class PlaceOfP:
 class Exponential:
     """P = 2^(scale_log2 s + bias).
 
-    powers   how they are computed, of half_powers
-    lost     of lost_weights, where the product with V adds P up
-    words    of steps/seen.py, where order.sum_early: powers that no row of the warp needs are left out
+    powers   the function that computes them, of half_powers
+    lost     of lost_weights, where P V sums P
+    words    of steps/seen.py, where order.sum_early: exponentials that no row of the warp needs are skipped
     """
 
     scale_log2: Float32

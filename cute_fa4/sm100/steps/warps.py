@@ -1,12 +1,12 @@
-"""What a warp by itself works with, in groups that its steps pass on; of softmax and correction, warpgroup.py.
+"""The context of a single warp, in groups that its steps pass on; for softmax and correction see warpgroup.py.
 
-MmaWarp      all launch long     memory, barriers, its end of the ring
-ScoreTile    in a key tile       which S is made
-LoadWarp     all launch long     tensors, memory, barriers, its end of the ring
-TileToLoad   in a key tile       the work tile, its number, where its pages are
+MmaWarp      whole launch        memory, barriers, its end of the ring
+ScoreTile    per key tile        which S is made
+LoadWarp     whole launch        tensors, memory, barriers, its end of the ring
+TileToLoad   per key tile        the work tile, its number, its page-table entries
 
-Loops call none of their methods: the compiler carries what is called inside a loop through the loop. So a function
-takes `kv = mma.kv` before its loop.
+Loops call none of their methods: the compiler carries objects whose methods are called inside a loop through the loop.
+So a function takes `kv = mma.kv` before its loop.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ..work.tile import Work
 
 @dataclass(frozen=True)
 class MmaWarp:
-    """The warp that issues the products. tmem: address of column 0."""
+    """The warp that issues the MMAs. tmem: address of column 0."""
 
     smem: Smem
     tmem: Int32
@@ -33,7 +33,7 @@ class MmaWarp:
 class ScoreTile:
     """S_i of key tile n of `count`. q_phase: parity of Q_i in this work tile.
 
-    i   a softmax warpgroup, a number or an Int32 of the kernel
+    i   a softmax warpgroup, a Python int or an Int32 of the kernel
     """
 
     i: Any
@@ -44,7 +44,7 @@ class ScoreTile:
 
 @dataclass(frozen=True)
 class LoadWarp:
-    """The warp that copies. kv: of the family, one ring or several."""
+    """The load warp. kv: the rings of the family, one or several."""
 
     args: KernelArgs
     smem: Smem

@@ -15,23 +15,23 @@ work_read     2       softmax 256 + correction 128 + mma 32  load               
 work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
 
 row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
-key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has columns of its own
-(p_beside_s.py) has two more, behind p_last, and where S0 and S1 overlap (p_crossed.py) a third, s_apart: the threads
-that raise s_free raise it when they have read the columns that both have, and mma awaits it. Where the reference of a
-row lags (work/judged.py), there is a last one, and the work queue has three entries:
+key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has its own columns
+(p_beside_s.py) has two more after p_last. Where S0 and S1 overlap (p_crossed.py), there is a third, s_apart: the
+threads that raise s_free raise it once they have read the columns common to both, and mma waits for it. Where the
+running maximum lags (`work/judged.py`), there is one more, the last, and the work queue has three entries:
 
 barrier      number  raised by       awaited by           means
 s_free       2       softmax 128     mma                  S has been read, the next one may be made
 pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
 work_judged  3       softmax 256     load                 whether a work tile is run again
 
-Where every key has a scale (roles/token_scales.py), 32 threads of its warp read the queue too, and there are last
+Where every key has a scale (roles/token_scales.py), 32 threads of its warp also read the queue. The last rows are
 
 barrier       number  raised by    awaited by  means
 scales_full   4       scales 32    softmax     the scales of a key tile are there
 scales_empty  4       softmax 256  scales      they have been read
 
-Where K of 8 bits has rotary columns of 16 (steps/products.py), there is
+Where 8-bit K has 16-bit rotary columns (steps/products.py), there is
 
 barrier    number  raised by       awaited by  means
 kind_done  1       mma 1 (commit)  mma         the MMAs into S so far are done
@@ -87,8 +87,8 @@ def table(
 ) -> BarrierTable:
     """The table of a kernel.
 
-    of_the_order: the rows that its order of the products adds; judge: the role that says which work tiles are run again
-    (work/judged.py); None: none are
+    of_the_order: the rows that its order of the products adds; `judge`: the role that decides which work tiles rerun
+    (`work/judged.py`); None: no work tile does
     """
     return BarrierTable.of(
         (

@@ -13,8 +13,8 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
     K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
     V3       S0 = Q0 K2      .               .               O1 *= factor 1
 
-Where lengths of queries differ, work tiles with rows in one query tile only run in another way: single_tile/hooks.py.
-Where a mask shows the query tiles different key tiles, each skips what only the other one sees: uneven/hooks.py.
+Where query lengths differ, work tiles with rows in only one query tile take another path: single_tile/hooks.py.
+Where a mask shows the query tiles different key tiles, each skips those that only the other one sees: uneven/hooks.py.
 
 Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
 roles/softmax.py, key_tile.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles,
@@ -53,7 +53,7 @@ def codes_of(cfg) -> dict:
 
 @cute.jit
 def fill_ones(cfg: cutlass.Constexpr, smem: Smem, warp):
-    """Ones for the row sums, by the softmax warps; the MMA warp meets them in set_up."""
+    """The softmax warps write the ones for the row sums; the MMA warp synchronizes with them in set_up."""
     warps = cfg.warps
     nbytes = cfg.smem.ones.nbytes // warps.threads_of("softmax")
     if warp < warps.softmax.stop:
@@ -73,7 +73,7 @@ class SM100MHA2Q(SM100Kernel):
         self.order = codes_of(cfg)[cfg.schedule.order]
 
     def shared(self, base) -> Smem:
-        """The row maxima of lone work tiles lie where Q1 would be."""
+        """The row maxima of single-tile work tiles use the space of Q1."""
         if not self.cfg.schedule.lone_tiles:
             return super().shared(base)
         softmax = self.cfg.warps.threads_of("softmax")

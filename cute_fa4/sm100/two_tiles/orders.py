@@ -1,4 +1,4 @@
-"""What the host knows of an order of the products: its columns of tensor memory and the barriers it adds.
+"""The host's view of an order of the products: its columns of tensor memory and the barriers it adds.
 
 order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
@@ -7,7 +7,7 @@ p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i of 8 bi
 p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap
               P1 S0 S1 P0 | O0 L0 | O1 L1    (docs/decisions/0019)
 
-The code is apart because it needs the compiler, and configurations are asked without it.
+The kernel code is in other files because it needs the compiler, and the host reads configurations without it.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from ..blueprint.problem import Problem
 from ..blueprint.tiles import Tiles
 from ..blueprint.warp_roles import WarpRoles
 
-SUM_COLUMNS = 16  # of ones: as few as an MMA of 128 rows takes more (PTX ISA, "matrix shape")
+SUM_COLUMNS = 16  # of ones: the step of N for an MMA of 128 rows (PTX ISA, "matrix shape")
 SPAN_COLUMNS = 128  # of eight bits in a span of 128 bytes
 
 
@@ -84,7 +84,7 @@ class PCrossedSummed(PCrossed):
 
     def tmem(self, tiles: Tiles) -> TmemMap:
         s = meeting_s(tiles)
-        p = (tiles.BN, 0)  # of S1 and of S0 alone
+        p = (tiles.BN, 0)  # columns that only S1 has, and that only S0 has
         return with_sums(tiles, s, p, s[1] + tiles.BN)
 
     def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
@@ -92,12 +92,12 @@ class PCrossedSummed(PCrossed):
 
 
 def meeting_s(tiles: Tiles) -> tuple[int, int]:
-    """Columns of the two S, which have as many in common as the sums need."""
+    """Columns of the two S, which overlap by as many columns as the sums need."""
     return 0, tiles.BN - tiles.num_q * SUM_COLUMNS
 
 
 def with_sums(tiles: Tiles, s: tuple, p: tuple, first: int) -> TmemMap:
-    """Each O, from column `first` on, with the row's sum behind it."""
+    """Each O, from column `first` on, followed by its row sum."""
     width = tiles.padded_ov_depth + SUM_COLUMNS
     o = tuple(first + i * width for i in range(tiles.num_q))
     sums = tuple(column + tiles.padded_ov_depth for column in o)
@@ -105,7 +105,7 @@ def with_sums(tiles: Tiles, s: tuple, p: tuple, first: int) -> TmemMap:
 
 
 def s_apart(warps: WarpRoles) -> Barrier:
-    """Where S0 and S1 have columns in common."""
+    """The barrier of an order whose S0 and S1 have columns in common."""
     return Barrier(
         "s_apart",
         SOFTMAX,
@@ -117,17 +117,17 @@ def s_apart(warps: WarpRoles) -> Barrier:
 
 
 def may_add_up(problem: Problem) -> bool:
-    """Whether the product with V can also add up P, as a product with ones behind V's last column.
+    """Whether the product with V can also sum P, as a product with ones after V's last column.
 
-    That column is the last of a span of shared memory, so that the next span may lie elsewhere. A log-sum-exp wants the
-    sum of what P was before it was rounded to eight bits, and scales of tokens multiply P, but not its sum.
+    That column is the last of a span of shared memory, so the next span may lie elsewhere. A log-sum-exp needs the sum
+    of P before rounding to eight bits, and token scales multiply P, but not its sum.
     """
     of_p = not (problem.write_lse or problem.token_scales)
     return problem.is_quantized and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
 
 
 def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
-    """O_0, O_1 from column `first` on, behind everything else."""
+    """O_0, O_1 from column `first` on, after everything else."""
     o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
     return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
 
@@ -138,8 +138,8 @@ ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed(), PCro
 def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:
     """P beside S where tensor memory has room for it: softmax and the tensor core then wait less for each other.
 
-    Crossed where it has not, and P of eight bits is few enough words to be held in registers until the warpgroups have
-    taken turns (docs/decisions/0019); lone query tiles are not built for it.
+    Otherwise crossed, if P has eight bits: it then takes few enough registers to be held until the warpgroups have
+    taken turns (docs/decisions/0019). Crossed does not support single-tile work tiles.
     """
     if PBesideS().tmem(tiles).fits:
         return "p_beside_s"

@@ -1,17 +1,17 @@
-"""MMA warp where P has columns of its own: S_i of the next tile is made before P_i V of this one.
+"""MMA warp where P has its own columns: S_i of the next tile is issued before P_i V of this one.
 
     p_over_s.py          S0 = Q0 Kn   O1 += P1 V(n-1)   S1 = Q1 Kn   O0 += P0 Vn
     p_beside_s.py    S0 = Q0 Kn   O0 += P0 V(n-1)   S1 = Q1 Kn   O1 += P1 V(n-1)
 
 P over S makes softmax wait for P V and the next S between two tiles. With P beside S the next S waits only until the
-scores are in registers (s_free), and it is there when softmax comes back:
+scores are in registers (s_free), and it is ready when softmax returns:
 
     softmax 0    | read S0(n) | 2^x, P0(n)          | read S0(n+1) | ...
     tensor core               | S0(n+1) | P0(n-1) V |
 
-The price: s_ready no longer says that P_i V of the tile before has completed. pv_done does; softmax waits for it before
-it writes P_i, correction before it touches O_i. Tensor memory has the room at depth 64. The last P V of a work tile
-come behind the first S of the next one.
+The price: s_ready no longer says that P_i V of the previous tile has completed. pv_done says so; softmax waits for it
+before it writes P_i, and correction before it touches O_i. Tensor memory has the room at depth 64. The last P V of a
+work tile are issued after the first S of the next one.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def make_next_s(
     s: ScoreTile,
     phase: Int32,
 ):
-    """S of a key tile, when the one before has been read (phase: its parity); K is free behind S_1."""
+    """Issue S of a key tile once the previous S has been read (phase: its parity); K is free after S_1."""
     make_s(cfg, mma, at_k, s, wait=s.i == 0, read=phase)
     if cutlass.const_expr(s.i == cfg.tiles.num_q - 1):
         mma.kv.release(at_k)
@@ -120,7 +120,7 @@ def run(
 
 @dataclass(frozen=True)
 class PBesideSCode(Order):
-    """P beside S: what s_ready does not say here, s_free and pv_done do."""
+    """P beside S: s_free and pv_done signal the events that s_ready does not cover here."""
 
     sum_early = True
     run = staticmethod(run)

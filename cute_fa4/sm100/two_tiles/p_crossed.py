@@ -7,33 +7,33 @@
     n = 1, 2, ...    S0 = Q0 Kn   O0 += P0 V(n-1)     S1 = Q1 Kn   O1 += P1 V(n-1)
     at the end                    O0 += P0 V(last)                 O1 += P1 V(last)
 
-S_i of the next tile is made while softmax works on this one, as with P beside S. Who may write where, in key tile n:
+S_i of the next tile is made while softmax works on this one, as with P beside S. Write hazards in key tile n:
 
-    S0(n) over P1(n-2)    issued behind P1 V(n-2)
+    S0(n) over P1(n-2)    issued after P1 V(n-2)
     P1(n) over S0(n+1)    softmax 1 waits until softmax 0 has read it; of the last tile, until S0(n) has been read
-    S1(n) over P0(n-1)    issued behind P0 V(n-1)
+    S1(n) over P0(n-1)    issued after P0 V(n-1)
     P0(n) over S1(n)      softmax 0 waits until softmax 1 has read it
 
-So the warpgroups take turns: P1(n) is stored while softmax 0 is at S0(n+1). s_free says to the MMA warp that S_i may be
-made again, and to the other warpgroup that its columns are free. A warpgroup looks at every phase of the other's:
-softmax 1 at s_free[0] of its tile before it raises its own, on which softmax 0 waits before it comes to the next one.
+So the warpgroups take turns: P1(n) is stored while softmax 0 works on S0(n+1). s_free tells the MMA warp that S_i may
+be made again, and tells the other warpgroup that its columns are free. A warpgroup waits for every phase of the other:
+softmax 1 waits for s_free[0] of its tile before it raises its own, for which softmax 0 waits before the next tile.
 
-A work tile ends before the next one begins: its last P1 lies where the next S0 comes.
+A work tile ends before the next one begins: its last P1 lies where the next S0 goes.
 
-p_crossed_summed: where V has the 128 columns of a span and P eight bits, the product adds P up, too. Behind V's last
-column lie 16 of ones, so O_i has 16 more, each the row's sum of P as it was rounded, rescaled with O. What rounding to
-zero loses, softmax estimates and hands over at the end (steps/lost_weights.py).
+p_crossed_summed: where V has the 128 columns of a span and P has eight bits, the product also sums P. After V's last
+column lie 16 columns of ones, so O_i has 16 more columns. Each holds the row sum of the rounded P, rescaled with O.
+Softmax estimates the loss from rounding to zero and hands it over at the end (steps/lost_weights.py).
 
     0        96    128              224              352  368              496  512
     | S0           |                | O0             | L0 | O1             | L1 |
     | P1     | S1                   |
                    | P0
 
-What the sums take, S0 and S1 share: 32 columns. softmax reads those first and raises s_apart, for which the other S
-waits; with query tiles half a key tile apart that has long been. V's descriptor says how far the ones are from the tile
-(KVBuffer.get_mma_tile_before): 4 KB of them serve every slot and every step.
+S0 and S1 share 32 columns, as many as the sums take. softmax reads those first and raises s_apart, for which the other
+S waits; with query tiles half a key tile apart, s_apart was raised long before. V's descriptor gives the distance from
+the tile to the ones (KVBuffer.get_mma_tile_before): 4 KB of ones serve every slot and every step.
 
-NVIDIA adds up so in its FP8 kernel for SM107, whose tensor memory is larger (NVIDIA/cudnn-frontend#580).
+NVIDIA's FP8 kernel for SM107, whose tensor memory is larger, sums P the same way (NVIDIA/cudnn-frontend#580).
 """
 
 from dataclasses import dataclass
@@ -98,14 +98,14 @@ def run(
 
 @cute.jit
 def see_the_other(events: Events, i: Int32, phase: Int32):
-    """Softmax 1: S0 of this key tile has been read."""
+    """Softmax 1: wait until S0 of this key tile has been read."""
     if i == 1:
         events.s_free.wait(0, phase)
 
 
 @cute.jit
 def wait_for_columns(events: Events, work: Work, n: Int32, i: Int32, phase: Int32):
-    """Until the columns of P_i are free."""
+    """Wait until the columns of P_i are free."""
     if i == 0:
         events.s_free.wait(1, phase)
     elif n != work.tiles.first + work.tiles.count - 1:
@@ -115,7 +115,7 @@ def wait_for_columns(events: Events, work: Work, n: Int32, i: Int32, phase: Int3
 
 @dataclass(frozen=True)
 class PCrossedCode(PBesideSCode):
-    """P_i where the other S is: s_free is also for the other warpgroup."""
+    """P_i lies where the other S is: s_free also signals the other warpgroup."""
 
     holds_p = True  # of eight bits: 32 words
 
@@ -128,7 +128,7 @@ class PCrossedCode(PBesideSCode):
         return ()
 
     def next_scales(self, scales):
-        """Those of the key tile behind it."""
+        """Where the scales of the next key tile are."""
         return scales
 
     def make_next_s(self, cfg, mma, at_k, s, phase, scales):
@@ -138,7 +138,7 @@ class PCrossedCode(PBesideSCode):
     def first_columns(self, cfg):
         if not cfg.tmem.s_meet:
             return ()
-        return cfg.tmem.s[1] - cfg.tmem.s[0], 0  # of S0 and of S1 what both have
+        return cfg.tmem.s[1] - cfg.tmem.s[0], 0  # the shared columns, in S0 and in S1
 
     def first_columns_read(self, events, i):
         tensor_memory.fence_before()

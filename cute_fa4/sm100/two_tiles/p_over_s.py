@@ -1,20 +1,20 @@
 """MMA warp, P stored over S: S_i = Q_i K^T and O_i += P_i V, issued by one thread.
 
-Two query tiles take turns on the tensor core: while softmax works on one, the other has its products done.
+Two query tiles take turns: while softmax works on one, the tensor core computes the products of the other.
 
     n = 0               S0 = Q0 K0                     S1 = Q1 K0   O0  = P0 V0    release K0
     n = 1, 2, ...       S0 = Q0 Kn   O1 += P1 V(n-1)   S1 = Q1 Kn   O0 += P0 Vn    release V(n-1), Kn
     next work tile      S0 = Q0 K0   O1 += P1 V(last)  S1 = Q1 K0   O0  = P0 V0    release V(last), K0
     at the end                       O1 += P1 V(last)
 
-A work tile does not end before the next one begins: its last O1 is made behind the first S0 of the next. Two products
-lie between the making of S_i and the use of P_i: that is the time softmax has. No barrier says that S_i may be
-overwritten: S_i of the next tile is issued after P_i V, which waited for P_i, which was stored after S_i was read; and
-the tensor core works in issue order. O_i of the next work tile waits for p_ready, which correction raises when it has
-read the last one.
+A work tile does not end before the next one begins: its last O1 is issued after the first S0 of the next. Two products
+lie between S_i and the use of P_i: that is the time for softmax. No barrier says that S_i may be overwritten, because
+S_i of the next tile is issued after P_i V, which waited for P_i, which was stored after S_i was read; and the tensor
+core works in issue order. O_i of the next work tile waits for p_ready, which correction raises when it has read the
+last one.
 
-P arrives in two parts, so that its product starts early: three quarters of the keys and the rest, halves where P begins
-before all scores are read (lagged references).
+P arrives in two parts, so that its product starts early: three quarters of the keys and the rest, or two halves where
+P begins before all scores are read (lagged maximum).
 """
 
 from dataclasses import dataclass

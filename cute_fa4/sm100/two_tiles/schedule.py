@@ -39,21 +39,21 @@ MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
 CROSSED, SUMMED = "p_crossed", "p_crossed_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
-EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
-COLUMNS_BY_WARP = 128  # of a key tile whose quarters are words of visibility
-MOST_IN_HALVES = 56  # the others keep NaN
+EMULATED_WITHOUT_SUMS = 40  # where P V computes the row sums instead of softmax
+COLUMNS_BY_WARP = 128  # of a key tile whose quarters each have a word of visibility bits
+MOST_IN_HALVES = 56  # the remaining pairs propagate NaN
 
 
 @dataclass(frozen=True)
 class TwoTiles(RowSchedule):
     """The schedule of SM100MHA2Q; its other choices are those of RowSchedule.
 
-    order          of the products: one of ORDERS (orders.py); None: beside where there is
-                   room, otherwise over
-    lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
-                   (single_tile/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
-    maximum        what the exponentials of a row refer to: its "exact" running maximum, or a "lagged" one, from the
-                   key tiles before (steps/lagged.py); None: as lag_pays says of the problem
+    order          of the products: one of ORDERS (orders.py); None: p_beside_s where there is
+                   room, otherwise p_crossed or p_over_s
+    lone_tiles     both softmax warpgroups process the rows of a work tile whose rows fit in one query tile
+                   (single_tile/hooks.py); None: on where the query lengths, and so the rows per work tile, vary
+    maximum        the maximum subtracted in the exponentials of a row: its "exact" running maximum, or a "lagged" one,
+                   from earlier key tiles (steps/lagged.py); None: as lag_pays decides for the problem
     exponential    how the FMA units compute their part of the exponentials: "exact", in float32, or "half", in f16, for
                    P of eight bits (steps/half_powers.py); None: half where P has eight bits, on sm_100a
     """
@@ -101,12 +101,12 @@ class TwoTiles(RowSchedule):
         return schedule
 
     def adds_up(self, problem: Problem) -> bool:
-        """Whether P V adds P up where nobody says otherwise: beside powers in f16 (docs/decisions/0019)."""
+        """Whether P V also sums P by default: with exponentials in f16 (docs/decisions/0019)."""
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
         return may_add_up(problem) and self.exponential == "half" and not lone
 
     def fitting(self, problem: Problem) -> "TwoTiles":
-        """The same choices for another problem: where it does not let P V add P up, as beside an LSE, softmax does."""
+        """The same choices for another problem. If P V may not sum P there, as with an LSE, softmax sums it."""
         return self if self._order_fits(problem) else replace(self, order=None, exp2_emulated=None)
 
     def _order_fits(self, problem: Problem) -> bool:
@@ -127,13 +127,13 @@ class TwoTiles(RowSchedule):
         mask = problem.mask
         bounded = mask.is_band and (mask.has_upper_bound or mask.has_lower_bound)
         taken = not problem.split_keys and self.order in ORDERS_OF_UNEVEN_TILES
-        # Both softmax warpgroups give the scales of every key tile back (roles/token_scales.py).
+        # Both softmax warpgroups release the scales of every key tile (roles/token_scales.py).
         return bounded and taken and not problem.token_scales
 
     def sees_by_warp(self, problem: Problem) -> bool:
-        """Whether softmax looks at masked tiles warp by warp (steps/seen.py): where each query tile has one at least.
+        """Whether softmax handles masked tiles warp by warp (steps/seen.py): where each query tile has at least one.
 
-        With P over S, from head dim 72 on, the tensor core waits for nothing of it (docs/decisions/0016).
+        With P over S, from head dim 72 on, the tensor core does not wait for this work (docs/decisions/0016).
         """
         plain = self.lags and self.order == "p_beside_s" and not problem.has_functions
         return plain and self.uneven(problem) and self.tiles(problem).BN == COLUMNS_BY_WARP
@@ -143,7 +143,7 @@ class TwoTiles(RowSchedule):
         return self.maximum == "lagged"
 
     def quarter_pays(self, problem: Problem) -> bool:
-        """Whether a first reference from a quarter of the scores makes kernels faster (docs/decisions/0016)."""
+        """Whether kernels are faster if the first maximum comes from a quarter of the scores (docs/decisions/0016)."""
         return True
 
     @property
@@ -212,25 +212,25 @@ def may_lag(problem: Problem) -> bool:
 
 
 def lag_pays(problem: Problem) -> bool:
-    """Whether a kernel for the problem takes its references from the tiles before, unless its schedule says otherwise.
+    """Whether a kernel for the problem uses the maximum of earlier key tiles, unless its schedule says otherwise.
 
-    On sm_103a the maximum comes with the scores (docs/decisions/0016).
+    On sm_103a the load of the scores also returns their maximum (docs/decisions/0016).
     """
     return may_lag(problem) and keeps_references(problem) and problem.arch == "sm_100a"
 
 
 def keeps_references(problem: Problem) -> bool:
-    """Whether the first key tile tells what the others refer to, and softmax is late without it.
+    """Whether the maximum of the first key tile serves the later tiles, and softmax is late without it.
 
-    Up to depth 128 P V waits for P (docs/decisions/0012). A mask without bands has no whole tiles, and one that is a
-    function may hide all of the first: its work tiles would be run again.
+    Up to depth 128 P V waits for P (docs/decisions/0012). A mask without bands has no whole tiles, and a mask function
+    may hide all of the first tile: its work tiles would be rerun.
     """
     return problem.mask.is_band and problem.mask_mod is None and problem.qk_depth <= 128
 
 
 @lru_cache(maxsize=1024)
 def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
     order = ORDERS[schedule.order]
     says = order.barriers(warps), "softmax" if schedule.lags else None

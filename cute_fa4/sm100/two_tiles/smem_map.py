@@ -4,18 +4,18 @@
     q             q_bytes                    Q0, Q1
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
     k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
-    o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, beside a rest of K one
-    ones          ones_bytes                 what P is multiplied by for its row sums, of one step; mostly 0
+    o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, or one with a k_rest
+    ones          ones_bytes                 ones that P is multiplied by for its row sums, for one MMA step; mostly 0
     row_scale     1024                       row scale: one f32 for each softmax thread
-    row_bias      1024                       row bias: another
+    row_bias      1024                       row bias: another f32 for each softmax thread
     scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
-    row_unit      0, or 1024                 and where those of V do: what O of a row is in units of
+    row_unit      0, or 1024                 where V has scales: the unit of O in each row
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
 
 Q tiles, slots and chunks are multiples of 1024 bytes, the period of the 128-byte swizzle, so every tile starts on one.
-K and V share one ring instead of one each: an odd slot is not lost.
+K and V share one ring instead of one each, so an odd slot is not wasted.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ def smem_map(
 ) -> TwoTilesSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table.
 
-    judged_bytes: of a work queue whose tiles are judged; ones_bytes: of the ones behind V; scale_bytes: of the ring of
-    scales; None: of scales of keys
+    judged_bytes: of a work queue whose tiles are checked; ones_bytes: of the ones after V; scale_bytes: of the ring of
+    scales; None: the size for scales of keys
     """
     scales = token_scales(tiles.problem, tiles.BN)
     if scale_bytes is not None:
@@ -80,5 +80,5 @@ def smem_map(
 
 
 def ones_bytes(tiles: Tiles) -> int:
-    """A span of as many keys as a step of the MMA has, and no less than a piece for each thread that writes them."""
+    """A span with as many keys as an MMA step, and at least one piece for each thread that writes it."""
     return max(tiles.MMA_K * SWIZZLE_BYTES, tiles.num_q * ROWS_PER_Q_TILE * PIECE_BYTES)

@@ -19,7 +19,7 @@ from .. import barriers as of_two_tiles
 
 
 def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order: tuple) -> BarrierTable:
-    """The table of a kernel whose ring of keys has so many slots."""
+    """The table of a kernel whose ring of keys has kv_slots slots."""
     return BarrierTable.of(
         rows(warps, of_the_order),
         q_tiles=tiles.num_q,

@@ -1,11 +1,11 @@
 """SM100MHAMX: attention of q and k of 8 bits with a power of two for each 32 numbers of a row (MXFP8).
 
-Steady state of one CTA, as in two_tiles/kernel.py; what is added. A line is an issue slot, not a duration.
+Steady state of one CTA: the additions to two_tiles/kernel.py. A line is an issue slot, not a duration.
 
     scales            mma                                    note
     Q0 Q1 K0          .                                      three times 512 bytes to an entry of the ring
     K1                copy K0 Q0, S0 = Q0 K0                 scales_full[0]; copies and products go through one pipe
-    .                 copy Q1,    S1 = Q1 K0                 the entry is free behind S1: scales_empty[0]
+    .                 copy Q1,    S1 = Q1 K0                 the entry is free after S1: scales_empty[0]
     K2                copy K1,    S0 = Q0 K1                 the scales of Q stay in tensor memory
     .                 .           O0 = P0 V0
 

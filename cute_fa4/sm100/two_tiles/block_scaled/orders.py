@@ -1,4 +1,4 @@
-"""Columns of tensor memory with scales of Q0, Q1 and K beside S, P and O: four each.
+"""Columns of tensor memory: S, P and O, and four columns each for the scales of Q0, Q1 and K.
 
 The order of the products is p_crossed of two_tiles/. O has 128 columns at every head dim of eight bits, so that S0
 and S1 have 32 in common, as in p_crossed_summed (two_tiles/p_crossed.py).
@@ -8,8 +8,8 @@ and S1 have 32 in common, as in p_crossed_summed (two_tiles/p_crossed.py).
     | P1     | S1                   |
                    | P0
 
-The columns are few because a copy brings the scales of 128 rows and 128 numbers, and the next copy of K's scales may
-overwrite them behind the product that reads them: both go through one pipe (instructions/block_scales.py).
+Few columns suffice because one copy brings the scales of 128 rows and 128 numbers, and the next copy of K's scales
+may overwrite them after the product that reads them: both go through one pipe (instructions/block_scales.py).
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from ...blueprint.tiles import Tiles
 from ...blueprint.warp_roles import WarpRoles
 from ..orders import PCrossed, s_apart
 
-OF_K = 2  # place of K's scales behind those of Q0 and Q1
+OF_K = 2  # place of K's scales, after those of Q0 and Q1
 SHARED_COLUMNS = 32  # of S0 and S1: a batch of scores that softmax reads first
 
 
@@ -31,7 +31,7 @@ class CrossedMeeting(PCrossed):
 
     def tmem(self, tiles: Tiles) -> TmemMap:
         s = (0, tiles.BN - SHARED_COLUMNS)
-        p = (tiles.BN, 0)  # of S1 and of S0 alone
+        p = (tiles.BN, 0)  # columns that only S1 has, and that only S0 has
         o = tuple(s[1] + tiles.BN + i * tiles.padded_ov_depth for i in range(tiles.num_q))
         used = o[-1] + tiles.padded_ov_depth
         return _with_scales(TmemMap(s, p, o, used, p_apart=False, s_meet=True))
@@ -41,6 +41,6 @@ class CrossedMeeting(PCrossed):
 
 
 def _with_scales(tmem: TmemMap) -> TmemMap:
-    """Behind everything else."""
+    """Place the scales after everything else."""
     places = tuple(tmem.used + i * COLUMNS for i in range(OF_K + 1))
     return replace(tmem, scales=places, used=places[-1] + COLUMNS)

@@ -1,14 +1,14 @@
 """MMA warp: S_i = Q_i K^T of operands with scales of blocks, issued by one thread.
 
-The order is that of two_tiles/p_crossed.py, whose walk makes each S by make_scaled_s. Before the products that read
-them, the scales of a key tile are copied from their entry of the ring into tensor memory, and at the first key tile
-those of Q0 and Q1:
+The order is that of two_tiles/p_crossed.py, whose mainloop makes each S by make_scaled_s. Before the products that
+read them, the scales of a key tile are copied from their entry of the ring into tensor memory, and at the first key
+tile also those of Q0 and Q1:
 
     n = 0    copy K, Q0    S0 = Q0 K0                    copy Q1    S1 = Q1 K0                    release the entry
     n > 0    copy K        S0 = Q0 Kn    O0 += P0 V(n-1)            S1 = Q1 Kn    O1 += P1 V(n-1)
 
-Copies and products are executed in the order in which they are issued, so a copy needs no wait for the product before
-it, which reads the same columns, nor the product behind it for the copy.
+Copies and products execute in issue order. So a copy need not wait for the product before it, which reads the same
+columns, and the product after it need not wait for the copy.
 """
 
 from functools import partial
@@ -35,7 +35,7 @@ def address_of(smem: Smem, slot, which: int):
 
 
 def copy(cfg, smem: Smem, tmem, slot, which: int):
-    """Those of an entry into their columns."""
+    """Copy the scales of an entry into their columns."""
     block_scales.copy_scales(tmem + cfg.tmem.scales[which], address_of(smem, slot, which))
 
 
@@ -45,12 +45,12 @@ def await_entry(events: Events, slot, phase):
 
 
 def release(events: Events, slot):
-    """When every copy issued so far has been executed."""
+    """Release the entry once every copy issued so far has been executed."""
     events.scales_empty.commit(slot)
 
 
 def scaled(cfg, tmem, i: int):
-    """The instructions of S_i."""
+    """The MMA instruction of S_i, with the scales of its operands."""
     of_q, of_k = cfg.tmem.scales[i], cfg.tmem.scales[OF_K]
     return partial(block_scales.mma_ss, a_scales=tmem + of_q, b_scales=tmem + of_k)
 
@@ -64,7 +64,7 @@ def make_scaled_s(
     phase: Int32,
     entry: Int32,
 ):
-    """p_beside_s.make_next_s behind the copies of its scales. entry: the number of the key tile in the CTA."""
+    """p_beside_s.make_next_s after the copies of its scales. entry: the number of the key tile in the CTA."""
     smem, tmem, events, i = mma.smem, mma.tmem, mma.events, s.i
     slot, full = place_of(entry)
     if cutlass.const_expr(i == 0):

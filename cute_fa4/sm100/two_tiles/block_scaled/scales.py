@@ -1,10 +1,10 @@
-"""Scales warp: the bytes of e8m0 of Q and K, from global memory into a ring of shared memory, as tcgen05.cp reads them.
+"""Scales warp: copy the e8m0 bytes of Q and K from global memory into a shared-memory ring, as tcgen05.cp reads them.
 
     lane       rows (or keys) lane, lane + 32, lane + 64, lane + 96 of a tile: a line of 16 bytes
     tile n     wait scales_empty -> lines of K, with a first tile those of Q0 and Q1 -> scales_full     mma may copy
-    tile n+1   its loads are on their way meanwhile
+    tile n+1   its loads are in flight meanwhile
 
-A row has a byte for each 32 numbers; the bytes of a word are loaded one by one, whatever the strides of the tensor are.
+A row has a byte for each 32 numbers; the bytes of a word are loaded one by one, so the tensor may have any strides.
 Keys beyond the sequence get 2^-127, and are hidden by the mask; a byte of 255, NaN, makes the scores of its row NaN.
 """
 
@@ -28,7 +28,7 @@ WORDS = LINE_BYTES // 4
 
 
 def of_keys(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
-    """The words of this lane's keys of tile n, anything from tile `end` on."""
+    """The words of this lane's keys of tile n; arbitrary values from tile `end` on."""
     first = blocks.key_tile(cfg, n) * cfg.tiles.BN + cute.arch.lane_idx()
     return tuple(
         block_scales.of_key(cfg, args, work, first + key, n < end)
@@ -37,7 +37,7 @@ def of_keys(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
 
 
 def of_rows(cfg, args: KernelArgs, work: Work, i: int) -> tuple:
-    """The same of its rows of query tile i."""
+    """The same for its rows of query tile i."""
     lane = cute.arch.lane_idx()
     return tuple(
         block_scales.of_row(cfg, args, work, rows.row_of(cfg, work, i, lane + row))
@@ -46,18 +46,18 @@ def of_rows(cfg, args: KernelArgs, work: Work, i: int) -> tuple:
 
 
 def store_line(smem: Smem, slot, which: int, words: tuple):
-    """This lane's line of Q0, Q1 or K in an entry of the ring."""
+    """Store this lane's line of Q0, Q1 or K in an entry of the ring."""
     padded = [*words, *[Int32(0)] * (WORDS - len(words))]
     store_piece(address_of(smem, slot, which) + cute.arch.lane_idx() * LINE_BYTES, padded)
 
 
 def await_slot(events: Events, slot, phase):
-    """Until the entry before has been copied into tensor memory."""
+    """Wait until the previous entry in this slot has been copied into tensor memory."""
     events.scales_empty.wait(slot, phase ^ 1)
 
 
 def hand_over(events: Events, slot):
-    """The lines of a warp to the tensor core, which reads shared memory through another proxy."""
+    """Hand the lines of a warp to the tensor core, which reads shared memory through another proxy."""
     cute.arch.fence_proxy("async.shared", space="cta")
     events.scales_full.arrive(slot)
 

@@ -6,7 +6,7 @@
               warp of scales       four bytes of a row to a word of shared memory (layouts/block_scales.py)
               mma warp             tcgen05.cp into tensor memory, then tcgen05.mma with S multiplied as it is made
 
-Softmax and correction do not know of them: S is that of what Q and K mean. V has one scale for each sequence and head.
+Softmax and correction do not see the scales: S already includes them. V has one scale for each sequence and head.
 """
 
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ class BlockScaled(TwoTiles):
 
 @lru_cache(maxsize=1024)
 def layout(schedule: BlockScaled, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
     of_the_order = CrossedMeeting().barriers(warps)
     ring = SCALE_SLOTS * ENTRY_BYTES

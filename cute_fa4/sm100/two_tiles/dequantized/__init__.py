@@ -1,1 +1,1 @@
-"""The family for many query rows of 16 bits over keys of 8: two query tiles, two warps widen K and V in their slots."""
+"""The family for many 16-bit query rows over 8-bit keys: two query tiles, two warps dequantize K and V in place."""

@@ -1,13 +1,13 @@
-"""Every mbarrier of the kernel that widens in slots: who raises it, who waits, how many arrivals that takes.
+"""Every mbarrier of the kernel that dequantizes in slots: who raises it, who waits, how many arrivals that takes.
 
-The barriers are those of two_tiles/barriers.py, with raw_full before kv_full, which the widen warps raise:
+The barriers are those of two_tiles/barriers.py, with raw_full before kv_full, which the `widen` warps raise:
 
 barrier   number  raised by         awaited by  means
 raw_full  4       load 1 (+ bytes)  widen       8-bit K or V is there
 kv_full   4       widen 64          mma         the K or V tile is there
 kv_empty  4       mma 1 (commit)    load        the slot's MMAs have completed
 
-The 64 threads of these warps read the work queue, too: work_read takes as many arrivals more.
+The 64 threads of these warps also read the work queue: work_read takes 64 more arrivals.
 
 barrier   is not raised again too early because
 raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised behind this wait
@@ -32,7 +32,7 @@ from .warp_roles import SlotWarpRoles
 def table(
     tiles: Tiles, warps: SlotWarpRoles, kv_slots: int, of_the_order: tuple = ()
 ) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots. of_the_order: the rows that its order adds."""
+    """The table of a kernel whose ring has kv_slots slots. of_the_order: the rows that its order adds."""
     return BarrierTable.of(
         rows(warps, of_the_order),
         q_tiles=tiles.num_q,
@@ -44,7 +44,7 @@ def table(
 
 
 def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of two query tiles, and what says that rows of 8 bits are there."""
+    """Every barrier, in memory order: those of two query tiles, and raw_full for rows of 8 bits."""
     widen = every_thread(warps, "widen")
     ready, read, _ = queue_rows(warps, (*QUEUE_READERS, "widen"))
     changed = {

@@ -1,17 +1,17 @@
-"""SM100MHAWiden2Q: many queries of 16 bits over keys of 8, which two warps widen where they lie.
+"""SM100MHAWiden2Q: many 16-bit queries over 8-bit keys, which two warps dequantize in place.
 
-Steady state of one CTA, as in two_tiles/kernel.py; what is added. A line is an issue slot, not a duration.
+Steady state of one CTA: the additions to two_tiles/kernel.py. A line is an issue slot, not a duration.
 
-    load     widen    mma             note
+    load     `widen`  mma             note
     Q0 K0    .        .               rows of 8 bits: raw_full[0]
-    Q1 V0    K0       .               kv_full[0] is raised by the 64 threads that widen
+    Q1 V0    K0       .               kv_full[0] is raised by the 64 threads that dequantize
     K1       V0       S0 = Q0 K0      .
     V1       K1       S1 = Q1 K0      K0's slot is free after S1
     K2       V1       O0 = P0 V0      .
 
-Everything else is that of two_tiles/: a slot has the size of 16 bits, and what arrives in it is half as large.
+Everything else is that of two_tiles/: a slot has the size for 16 bits, and the arriving data is half as large.
 
-Read next: tiles.py (where a key's row lies), widen.py, barriers.py (the table), two_tiles/kernel.py.
+Read next: tiles.py (where a key's row lies), `widen.py`, barriers.py (the table), two_tiles/kernel.py.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ from .tiles import RAW_COLUMNS
 
 
 class SM100MHAWiden2Q(SM100MHA2Q):
-    """Forward attention on SM100: 512 threads, 256 query rows of 16 bits a CTA, K and V of 8 widened in their slots."""
+    """Forward attention on SM100: 512 threads, 256 16-bit query rows a CTA, 8-bit K and V dequantized in place."""
 
     def kv_operands(self, mK, mV) -> tuple:
         return (

@@ -1,9 +1,9 @@
-"""SlotTwoTiles: TwoTiles over keys of 8 bits, which two warps widen in their slots of the ring.
+"""SlotTwoTiles: TwoTiles over keys of 8 bits, which two warps dequantize in their slots of the ring.
 
     FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles())    bf16
 
-Q and K are multiplied in the dtype of q, P and V in fp16: a number of 8 bits is exact in all of them, and fp16 takes
-V one conversion instead of three (docs/decisions/0018).
+Q and K are multiplied in the dtype of q, P and V in fp16: an 8-bit number is exact in all of them, and V needs one
+conversion to fp16 instead of three (docs/decisions/0018).
 """
 
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ class SlotTwoTiles(TwoTiles):
     extras: ClassVar[Extra] = Extra.WIDENED_KEYS
     qk_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8
-    values_apart: ClassVar[bool] = False  # the warp that would copy them widens
+    values_apart: ClassVar[bool] = False  # the warp that would copy them dequantizes
 
     warps: WarpRoles = field(default_factory=SlotWarpRoles)
 
@@ -68,7 +68,7 @@ class SlotTwoTiles(TwoTiles):
 
 @lru_cache(maxsize=1024)
 def layout(schedule: SlotTwoTiles, tiles: SlotTiles) -> tuple[BarrierTable, TwoTilesSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
     empty = barriers.table(tiles, warps, 0, of_the_order)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)

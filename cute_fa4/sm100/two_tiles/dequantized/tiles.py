@@ -1,11 +1,11 @@
-"""SlotTiles: tiles of two query tiles, whose keys arrive as rows of 8 bits in the slot where they become 16.
+"""SlotTiles: tiles of two query tiles, whose keys arrive as 8-bit rows in the slot where they become 16-bit.
 
     slot of the ring         first 16 KiB            last 16 KiB
     from memory              -                       128 keys x 128 bytes
     as the MMA takes it      columns 0..63           columns 64..127, 128 keys x 128 bytes each
 
-Where K or V has up to 64 columns, its tile is the first 16 KiB, and its rows arrive there. A key's row of 8 bits and
-its last 64 columns of 16 have the same line of 128 bytes: a thread that owns the key touches no line of another.
+Where K or V has up to 64 columns, its tile is the first 16 KiB, and its rows arrive there. A key's 8-bit row and its
+last 64 columns of 16 bits share a line of 128 bytes: the thread that owns the key touches no line of another key.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from cute_fa4.layouts.operand_tiles import KMajorTile
 from ...blueprint.problem import Problem
 from ...blueprint.tiles import Tiles
 
-RAW_COLUMNS = 128  # of a row as it arrives, a byte each: a span of the swizzle; TMA fills what is not there with zeros
+RAW_COLUMNS = 128  # of an arriving row, a byte each: a span of the swizzle; TMA fills missing columns with zeros
 
 
 @dataclass(frozen=True)
 class SlotTiles(Tiles):
-    """What Tiles has: sizes of slots and products are those of 16 bits."""
+    """Tiles whose slots and products have the sizes for 16 bits."""
 
     @staticmethod
     def of(problem: Problem, **choices) -> "SlotTiles":
@@ -29,12 +29,12 @@ class SlotTiles(Tiles):
 
     @property
     def slot_dtype(self) -> str:
-        """As the MMA warp finds them."""
+        """The dtype of K and V in a slot when the MMA warp reads it."""
         return self.problem.qkv_dtype
 
     @property
     def pages_come_whole(self) -> bool:
-        """A row has one chunk as it arrives: there is nothing to fold."""
+        """A row arrives as one chunk: there is nothing to fold."""
         return False
 
     @property
@@ -47,9 +47,9 @@ class SlotTiles(Tiles):
         return self.BN * RAW_COLUMNS
 
     def wide_tile(self, is_v: bool) -> KMajorTile:
-        """Where the numbers of 16 bits of a key go; bytes of V lie as those of K."""
+        """Where the 16-bit numbers of a key go; bytes of V lie like those of K."""
         return KMajorTile(self.BN, self.padded_ov_depth if is_v else self.padded_qk_depth)
 
     def raw_offset(self, is_v: bool) -> int:
-        """Of the row of 8 bits: where the last chunk of 64 columns goes."""
+        """Offset of the 8-bit row: where the last chunk of 64 columns goes."""
         return self.wide_tile(is_v).nbytes - self.raw_bytes

@@ -6,7 +6,7 @@ warps   role        registers   work
 8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
 12      mma          40         one thread issues every tcgen05.mma
 13      load         40         claims blocks, one thread issues every TMA load
-14, 15  widen        40         K and V of 8 bits -> 16: a thread owns two keys of a tile
+14, 15  `widen`      40         K and V of 8 bits -> 16: a thread owns two keys of a tile
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from ...blueprint.warp_roles import WarpRoles
 
 @dataclass(frozen=True)
 class SlotWarpRoles(WarpRoles):
-    """Those of two query tiles, whose last two warps widen."""
+    """The warp roles of two query tiles, whose last two warps dequantize."""
 
     widen: range = range(14, 16)
-    scales: range = range(16, 16)  # keys have none of their own
+    scales: range = range(16, 16)  # no scales of each key
     idle: range = range(16, 16)
 
     @property

@@ -1,11 +1,11 @@
-"""Widen warps: K and V, 8 bits -> 16, in their slots of the ring. A thread owns two keys of a tile.
+"""Dequantize K and V, 8 bits -> 16, in their slots of the ring. A thread of these warps owns two keys of a tile.
 
     line of a key    as it arrives         128 columns of 8 bits          in the place of its last chunk
                      as it is multiplied   64 columns of 16 bits a chunk, one chunk or two
 
-Chunk 0 of two is written beside the row, the last one over it, when all of its 64 columns are in registers: no thread
-reads or writes a line of another. K takes the dtype of q, V is fp16. The warps walk the ring as the load warp fills it,
-K0 V0 K1 V1 ..., and raise kv_full of every slot.
+Chunk 0 of two is written next to the row. The last chunk overwrites the row once all of its 64 columns are in
+registers. No thread reads or writes a line of another thread. K takes the dtype of q, V is fp16. The warps traverse the
+ring in the order of the load warp, K0 V0 K1 V1 ..., and raise kv_full of every slot.
 """
 
 import cutlass
@@ -36,13 +36,13 @@ def line_of(address, key):
 def piece_of(line, number: int, offset: int):
     """The address of 16 bytes of a line, `offset` bytes from it; one instruction, so that none is held in a register.
 
-    The bits of an address that name the piece are those of the line, flipped (layouts/swizzle.py).
+    The address bits that select the piece are those of the line, flipped (layouts/swizzle.py).
     """
     return (line ^ number * PIECE_BYTES) + offset
 
 
 def widen_key(cfg, line, first_byte: int, is_v: bool):
-    """The row of a key. line: of line_of, first_byte: from there to the line of the key in the tile."""
+    """Dequantize the row of a key. line: from line_of, first_byte: from there to the line of the key in the tile."""
     dtype = cfg.v_dtype if is_v else cfg.qkv_dtype
     tile, raw = cfg.tiles.wide_tile(is_v), first_byte + cfg.tiles.raw_offset(is_v)
     for chunk in range(tile.nbytes // tile.chunk_bytes):
@@ -62,7 +62,7 @@ def await_raw(events: Events, at: Slot):
 
 
 def complete(kv: KVConsumerPipeline, at: Slot):
-    """This thread's lines are written, and the tensor core may read them when all threads have said so."""
+    """This thread's lines are written, and the tensor core may read them once all threads have arrived."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.mbarrier_arrive(kv.full + at.index)
 
@@ -77,7 +77,7 @@ def widen_tile(
     thread: Int32,
     is_v: cutlass.Constexpr,
 ) -> Slot:
-    """K or V of a key tile; -> the next slot."""
+    """Dequantize K or V of a key tile; -> the next slot."""
     await_raw(events, at)
     line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
     for first in cutlass.range_constexpr(0, cfg.tiles.BN, cfg.warps.threads_of("widen")):

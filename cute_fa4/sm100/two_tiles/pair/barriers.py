@@ -1,8 +1,8 @@
 """Every mbarrier of a pair of CTAs: both have all of them, at the same places.
 
-CTA 0 issues the MMAs of both. What it waits for is raised in its shared memory by both CTAs ("at 0"), by a warp each:
-32 arrivals of threads would be 32 messages from one SM to the other. What its MMAs complete they raise in both. The mma
-warp of CTA 1 waits for work tiles alone.
+CTA 0 issues the MMAs of both. Both CTAs raise the barriers that it waits for in its shared memory ("at 0"), with one
+arrival a warp: 32 arrivals of threads would be 32 messages from one SM to the other. The MMAs of CTA 0 signal
+completion in both CTAs. The mma warp of CTA 1 waits only for work tiles.
 
 barrier       number  raised by                              awaited by                means
 q_full        2       load 1 (+ bytes of both)               mma                       the Q tile is in shared memory
@@ -22,10 +22,10 @@ claim_read    1       load 1 (of 1, at 0)                    load               
 work_judged   3       softmax 256                            load                      whether a work tile is run again
 verdict       3       load 1 (of the other)                  load                      whether the other CTA does
 
-The last two are there where the reference of a row lags (judged.py).
+The last two exist where the running maximum lags (`judged.py`).
 
-Reasons for reuse are those of two_tiles/barriers.py, where p_ready is also what softmax waits for before it hands
-over the row sums; here that is factor_read, of its own CTA.
+Reasons for reuse are those of two_tiles/barriers.py. There softmax also waits for p_ready before it hands over the
+row sums; here it waits for factor_read, of its own CTA.
 """
 
 from ...blueprint.barriers import Barrier, BarrierTable, changed_rows, judged_rows

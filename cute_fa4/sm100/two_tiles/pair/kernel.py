@@ -12,10 +12,10 @@ own rows, CTA 0 issues. K0' is half of the rows of K0, V0' half of the columns o
     V2'       V2'       O1 = P1 V0       P0, factor 0         .                    .
     .         .         S1 = Q1 K1       .                    .                    O0 *= factor 0
 
-    begin    both allocate tensor memory; both initialise mbarriers, and meet before one raises those of the other
-    end      both meet before either frees its tensor memory or ends: nothing reaches a CTA that is gone
+    begin    both allocate tensor memory; both initialize mbarriers, and synchronize before either raises the other's
+    end      both synchronize before either frees its tensor memory or exits: nothing reaches a CTA that has exited
 
-Read next: schedule.py (who has what), barriers.py (the table), sync.py (what crosses from one CTA to the other). The
+Read next: schedule.py (the data of each CTA), barriers.py (the table), sync.py (communication between the CTAs). The
 orders of the products are those of two_tiles/, and so are the roles.
 """
 
@@ -47,8 +47,8 @@ def of_pair(code: Order) -> Order:
             issue(cfg, code, args, smem, tmem, events, kv, queue)
 
         def may_write_factor(self, events, at, phase):
-            # Alone, p_ready says through s_ready that the last factor has been read. Between CTAs that chain is
-            # relaxed: it orders tensor memory, not the shared memory that factors lie in.
+            # In one CTA, p_ready implies through s_ready that the last factor has been read. Between CTAs that chain is
+            # relaxed: it orders tensor memory, not the shared memory that holds the factors.
             events.p_ready.wait(at, phase ^ 1)
 
         def close(self, events, i):
@@ -71,7 +71,7 @@ def issue(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    """The mma warp: in CTA 0 every product, in CTA 1 nothing but to read what is announced to every role."""
+    """The mma warp: CTA 0 issues every product; CTA 1 only reads what is announced to every role."""
     if is_leader():
         order.run(cfg, args, smem, tmem, events, kv, queue)
         for i in cutlass.range_constexpr(cfg.tiles.num_q):  # correction has begun a phase

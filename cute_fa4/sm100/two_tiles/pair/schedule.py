@@ -9,12 +9,12 @@
     tensor memory         S, P, O of its own rows, as in TwoTiles
 
 An MMA of M = 256 reads B from both CTAs. So a CTA loads half of the bytes of a key tile, keeps twice as many tiles in
-its ring, and its shared memory, which is the bound of the two-tile kernel, sends half as much of K and V to the tensor
-core. Half of the rows of K leave a slot room for 256 columns: K has no rest. What the warps do with rows is that of
-TwoTiles: softmax and correction do not know of the other CTA.
+its ring, and sends half as much of K and V to the tensor core from shared memory, the bottleneck of the two-tile
+kernel. Half of the rows of K leave a slot room for 256 columns: k_rest is empty. The warps process rows as in TwoTiles:
+softmax and correction do not depend on the other CTA.
 
-Pairs run what the rules choose them for: 16 bits, full or causal, P over S. The rest was slower by the model
-(docs/decisions/0014, 0027) and is gone.
+Pairs run only what the rules choose them for: 16 bits, full or causal, P over S. The other cases were slower in the
+model (docs/decisions/0014, 0027) and were removed.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -39,7 +39,7 @@ PAIRED_MASKS = (Full, Causal)
 
 
 def pairs_run(qkv_dtype: str, mask: Mask) -> bool:
-    """Whether pairs of CTAs are built for the dtype and the mask."""
+    """Whether pairs of CTAs support the dtype and the mask."""
     return not is_quantized(qkv_dtype) and isinstance(mask, PAIRED_MASKS)
 
 
@@ -62,7 +62,7 @@ class Pair(TwoTiles):
 
     @property
     def alone(self) -> TwoTiles:
-        """The same choices, every CTA by itself."""
+        """The same choices for CTAs that do not form pairs."""
         same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
         chosen_again = dict.fromkeys(("order", "lone_tiles", "maximum", "exp2_emulated"))
         return TwoTiles(**{**same, **chosen_again})
@@ -71,7 +71,7 @@ class Pair(TwoTiles):
         return Tiles.cut(problem, num_q=self.query_tiles, cta_group=self.ctas)
 
     def quarter_pays(self, problem: Problem) -> bool:
-        """Without a mask the loop behind it takes 2112 modelled cycles instead of 2096, and long rows lose."""
+        """Without a mask the mainloop after it takes 2112 modeled cycles instead of 2096, and long rows get slower."""
         return problem.mask.has_upper_bound
 
     def barriers(self, problem: Problem) -> BarrierTable:
@@ -104,7 +104,7 @@ class Pair(TwoTiles):
 
 @lru_cache(maxsize=1024)
 def layout(schedule: Pair, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps = schedule.warps
     empty = barriers.table(tiles, warps, 0, schedule.lags)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, JUDGED_PAIR_BYTES), empty)

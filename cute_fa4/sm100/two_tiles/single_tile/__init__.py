@@ -1,1 +1,1 @@
-"""The switch of a CTA of two query tiles: work tiles with rows for one of them run the body of a single query tile."""
+"""Work tiles with rows for one of a CTA's two query tiles: they run the body of a kernel with a single query tile."""

@@ -1,6 +1,6 @@
-"""MMA warp, P beside S, with lone work tiles: the order of p_beside_s.py, or key tiles in turn (roles/alternate.py).
+"""MMA warp, P beside S, with single-tile work tiles: the order of p_beside_s.py, or that of roles/alternate.py.
 
-Parities as in over.py, of the key tile before: S_i waits for s_free[i] of it, and then its P_i is used.
+Parities as in over.py, but of the previous key tile: S_i waits for its s_free[i], and then its P_i is used.
 """
 
 import cutlass
@@ -54,7 +54,7 @@ def run(
             )
             at_v = kv.advance_to_v(at_k)
             phase, apart = phases & 1 ^ 1, (phases ^ phases >> 1) & 1
-            events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
+            events.q_full.wait(1, q_phase ^ 1)  # observed before correction can release Q1
             events.o_ready.commit(1)
         else:
             for n in cutlass.range(count, unroll=1):

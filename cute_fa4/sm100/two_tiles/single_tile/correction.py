@@ -1,6 +1,6 @@
-"""Correction warpgroup with lone work tiles: O_0 and O_1 are two results, or two parts of one.
+"""Correction warpgroup with single-tile work tiles: O_0 and O_1 are two results, or two parts of one.
 
-A warpgroup's barriers have a count of key tiles of their own: Turns of roles/merge.py.
+The barriers of each warpgroup have their own count of key tiles: Turns of roles/merge.py.
 """
 
 import cutlass
@@ -21,7 +21,7 @@ from .tile import is_lone
 
 @cute.jit
 def hand_back_q1(cfg: cutlass.Constexpr, events: Events, row: Int32):
-    """Every row maximum has been read: the next Q1 may come to its place, by the asynchronous proxy."""
+    """Every row maximum has been read: the next Q1 may overwrite them, through the asynchronous proxy."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=store.NAMED_BARRIER, number_of_threads=cfg.tiles.rows_per_q_tile)
     if row == 0:
@@ -30,7 +30,7 @@ def hand_back_q1(cfg: cutlass.Constexpr, events: Events, row: Int32):
 
 @cute.jit
 def no_chunks(cfg: cutlass.Constexpr, row: Int32):
-    """A group without copies for each chunk of the query tile that is not there."""
+    """Commit a group without copies for each chunk of the absent query tile."""
     if row < 32:
         for _ in cutlass.range_constexpr(store.chunks(cfg)):
             cute.arch.cp_async_bulk_commit_group()
@@ -44,7 +44,7 @@ def finish_lone(
     now: Turns,
     before: Turns,
 ):
-    """Merge the two states of each row, and O_0 and O_1 to global memory."""
+    """Merge the two states of each row, and store O_0 and O_1 merged to global memory."""
     args, smem, events, row = group.args, group.smem, group.events, group.row
     even = merge.state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
     odd = merge.state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)

@@ -1,25 +1,25 @@
-"""What the roles do otherwise in a lone work tile: a work tile with rows for one query tile.
+"""How the roles handle a single-tile work tile: a work tile with rows for one query tile.
 
-Packed queries, and lengths of queries that come from a tensor, cut a batch into work tiles of which many have at most
-128 rows: a decode step beside a prompt, a draft, the rest of a prompt. Where such a work tile has several key tiles,
-both softmax warpgroups take its rows, even key tiles here and odd ones there, as in the kernel of one query tile
-(roles/alternate.py, roles/merge.py); the second query tile is neither loaded nor computed.
+Packed queries, and query lengths that come from a tensor, cut a batch into work tiles of which many have at most 128
+rows: a decode step in a batch with a prompt, a draft, the rest of a prompt. Where such a work tile has several key
+tiles, one softmax warpgroup processes its rows over even key tiles and the other over odd ones, as in the one-tile
+kernel (roles/alternate.py, roles/merge.py); the second query tile is neither loaded nor computed.
 
-    role         two query tiles                         lone
+    role         two query tiles                         single-tile
     load         Q0 K0 Q1 V0 K1 V1 ...                   Q0 K0 V0 K1 V1 ..., and at the end the place of Q1 is lent
     mma          S0 S1 with each K, O0 O1 with each V    S0 O0 with even key tiles, S1 O1 with odd ones
     softmax i    the rows of query tile i                the rows of query tile 0, every second key tile from i on
     correction   O0 / sum 0, O1 / sum 1                  (w0 O0 + w1 O1) / sum
 
-Every role decides for itself, from the announced work tile. What keeps them together:
+Each role decides independently, from the announced work tile. These rules keep the roles in step:
 
-    parities     a lone work tile has fewer key tiles for a warpgroup: each role counts them by warpgroup (`turns` here,
-                 Turns of roles/merge.py, `phases` of the MMA warp). Barriers of Q and O complete a phase a work tile
+    parities     a warpgroup has fewer key tiles in a single-tile work tile: each role counts them by warpgroup (`turns`
+                 here, Turns of roles/merge.py, `phases` of the MMA warp). Barriers of Q and O: a phase per work tile
     row maxima   for the merge lie where Q1 would be. Softmax may write them there because the last S1 was made before
                  the first S of this work tile; the next Q1 waits for q_free[1], which correction raises when it has
-                 read them. q_full[1] has its phase without a copy
-    chunks of O  of the second query tile there are none: groups without copies stand for them, because steps/store.py
-                 finds the buffer that is free by counting groups
+                 read them. q_full[1] completes its phase without a copy
+    chunks of O  the second query tile has none: groups without copies stand for them, because steps/store.py finds
+                 the free buffer by counting groups
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def load_q(
     work: Work,
     i: cutlass.Constexpr,
 ):
-    """Query tile i; of the second one of a lone work tile nothing comes."""
+    """Load query tile i; the second one of a single-tile work tile is not copied."""
     if cutlass.const_expr(i == 0):
         loads.load_q(cfg, args, smem, events, work, i)
     elif is_lone(cfg, work):
@@ -62,20 +62,20 @@ def load_q(
 
 @cute.jit
 def keep_maximum(cfg: cutlass.Constexpr, smem: Smem, work: Work, thread: Int32, row_max: Float32):
-    """The maximum of a lone work tile's row, for the merge."""
+    """Keep the row maximum of a single-tile work tile for the merge."""
     if is_lone(cfg, work):
         smem.row_max[thread] = row_max
 
 
 class Lone(Order):
-    """Hooks of an order whose lone work tiles alternate."""
+    """Hooks of an order whose single-tile work tiles alternate between the warpgroups."""
 
     nothing_corrected = staticmethod(Turns.none)
     correct_tiles = staticmethod(correction.correct_tiles)
     load_q = staticmethod(load_q)
 
     def key_tile_of_q(self, cfg, work, i):
-        """The place of Q1 is lent with the last key tile: the merge of the work tile before is then done with it."""
+        """Lend the place of Q1 with the last key tile: by then the merge of the previous work tile is done with it."""
         if i == 0:
             return work.tiles.first
         return work.tiles.first + choose(is_lone(cfg, work), work.tiles.count - 1, 0)

@@ -1,8 +1,8 @@
-"""MMA warp, P over S, with lone work tiles: the order of p_over_s.py, or key tiles in turn (roles/alternate.py).
+"""MMA warp, P over S, with single-tile work tiles: the order of p_over_s.py, or that of roles/alternate.py.
 
-A warpgroup's barriers have a parity of their own: `phase` is that of S0 and P0 of a key tile, and `apart` is 1 where
-those of S1 and P1 differ from it. A lone work tile begins when the last product of the one before is issued: its S1
-lies over that P1.
+The barriers of each warpgroup have their own parity: `phase` is that of S0 and P0 of a key tile, and `apart` is 1 where
+that of S1 and P1 differs from it. A single-tile work tile begins once the last product of the previous one has been
+issued: its S1 overwrites that P1.
 """
 
 import cutlass
@@ -44,7 +44,7 @@ def run(
                 cfg, POverSCode(), mma, at, count, phases, q_phase
             )
             phase, apart = phases & 1, (phases ^ phases >> 1) & 1
-            events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
+            events.q_full.wait(1, q_phase ^ 1)  # observed before correction can release Q1
             events.o_ready.commit(1)
         else:
             for n in cutlass.range(count, unroll=1):

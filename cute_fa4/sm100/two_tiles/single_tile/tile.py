@@ -1,4 +1,4 @@
-"""Which work tiles are lone."""
+"""Which work tiles are single-tile."""
 
 from cute_fa4.layouts.scalars import choose
 

@@ -1,15 +1,15 @@
 """MMA warp, P beside S, of query tiles that see different key tiles. With l the leader and f the other warpgroup:
 
     n = 1, 2, ...        Sl = Q1 Kn   Ol += Pl V(n-1)   Sf = Q0 Kn   Of += Pf V(n-1)
-    the last n           Sl = Q1 Kn   Ol += Pl V(n-1)                Of += Pf V(n-1)    query tile 0 leaves it out
+    the last n           Sl = Q1 Kn   Ol += Pl V(n-1)                Of += Pf V(n-1)    query tile 0 skips it
     next work tile       Sf = Q1 K0                     Sl = Q0 K0   Ol += Pl V(last)   f leads
 
-The order of p_beside_s.py, half a key tile shorter. What is pending at the end of a work tile is the products of both
-warpgroups, or where key tiles were left out (`cut`) that of the one which does not go first in the next one. Under a
-window (`begins_late`) query tile 0 has the first ones alone:
+The order of p_beside_s.py, half a key tile shorter. At the end of a work tile the products of both warpgroups are
+pending, or where key tiles were skipped (`cut`) only that of the warpgroup that does not go first in the next one.
+Under a window (`begins_late`) query tile 0 processes the first key tiles alone:
 
-    n = 0                Sf = Q0 K0                                  Ol += Pl V(last)   query tile 1 leaves it out
-    n = 1                Sl = Q1 K1                     Sf = Q0 K1   Of  = Pf V0        l leads, as before
+    n = 0                Sf = Q0 K0                                  Ol += Pl V(last)   query tile 1 skips it
+    n = 1                Sl = Q1 K1                     Sf = Q0 K1   Of  = Pf V0        l leads as before
 """
 
 import cutlass
@@ -49,7 +49,7 @@ def add(
     accumulate: cutlass.Boolean,
     is_last: cutlass.Constexpr = False,
 ):
-    """The pending product of a warpgroup; completes: O. is_last: V is free behind it."""
+    """Issue the pending product of a warpgroup; completes: whether that completes O. is_last: V is free after it."""
     tmem, events = mma.tmem, mma.events
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     multiply_pv(cfg, v, tmem, events, at_v.slot.index, warpgroup, phase, accumulate)
@@ -71,10 +71,10 @@ def alone(
     left: tuple,
     q_phase: Int32,
 ) -> tuple:
-    """The key tiles that only query tile `q_tile` sees: 0 the first ones, 1 the last. Its last product is pending then.
+    """Run the key tiles that only query tile `q_tile` sees: 0 the first, 1 the last. Its last product stays pending.
 
-    at: K, V; left: (pending, cut): whether the product of the other warpgroup is pending, with which its O is complete,
-    and unless `cut` that of this one
+    at: K, V; left: (pending, cut): whether the product of the other warpgroup is pending, which completes its O,
+    and unless `cut` also that of this one
     """
     at_k, at_v = at
     pending, cut = left
@@ -117,7 +117,7 @@ def last_products(
     turn: Turn,
     cut: cutlass.Boolean,
 ) -> KVPosition:
-    """What is pending behind the last key tile, with no S ahead of it; -> the next V."""
+    """Issue the products pending after the last key tile, with no S ahead of them; -> the next V."""
     kv, done = mma.kv, cutlass.Boolean(True)
     kv.wait_v(at_v)
     if not cut:
@@ -154,7 +154,7 @@ def run(
             )
             at_v = kv.advance_to_v(at_k)
             turn = from_warpgroups(turn, phases ^ 3)
-            events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
+            events.q_full.wait(1, q_phase ^ 1)  # observed before correction can release Q1
             events.o_ready.commit(1)
         else:
             turn = begun(turn, tiles)

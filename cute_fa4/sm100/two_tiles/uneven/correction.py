@@ -1,7 +1,7 @@
 """Correction warpgroup where query tiles see different key tiles and warpgroups take turns in leading (hooks.py).
 
-O and barriers are those of a warpgroup, rows are those of its query tile. The order of what is awaited is that in which
-it happens: the factors of the leader, then of the other; at the end O of query tile 0, then of query tile 1.
+O and barriers are those of a warpgroup, rows are those of its query tile. Waits follow the order of the events:
+the factors of the leader, then of the other warpgroup; at the end O of query tile 0, then of query tile 1.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ..single_tile.tile import is_lone
 
 @dataclass(frozen=True)
 class Count:
-    """Of a query tile: its warpgroup, its key tiles, and those of the warpgroup before."""
+    """A query tile: its warpgroup, its key tiles, and the key tiles that the warpgroup had before."""
 
     warpgroup: Int32
     tiles: Int32

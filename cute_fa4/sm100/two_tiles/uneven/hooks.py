@@ -1,32 +1,32 @@
-"""Work tiles whose query tiles see different key tiles: what either does not see is left out.
+"""Work tiles whose query tiles see different key tiles: each skips the key tiles that it does not see.
 
-Under a causal mask query tile 1 sees a key tile more than query tile 0: of 2 c products S of c key tiles, 2 c - 1 are
-needed. Softmax takes turns with the tensor core, warpgroup by warpgroup, and a turn of nobody is a pause of everybody.
-So the query tile that sees more goes first, and its warpgroup is the one that was second at the end of the work tile
-before. With a and b for the warpgroups, c = 2, 2 and 3, and each letter an S:
+Under a causal mask query tile 1 sees one key tile more than query tile 0: of 2 c products S of c key tiles, 2 c - 1
+are needed. Softmax takes turns with the tensor core, warpgroup by warpgroup, and an empty turn stalls both.
+So the query tile that sees more goes first, and its warpgroup is the one that was second at the end of the previous
+work tile. With a and b for the warpgroups, c = 2, 2 and 3, and each letter an S:
 
     key tile            0      1       0      1       0      1      2
     all computed        a b    a b     a b    a b     a b    a b    a b
-    left out            a b    a       b a    b       a b    a b    a        the turns never stop
+    skipped             a b    a       b a    b       a b    a b    a        no turn is empty
     query tile 1 is     a              b              a
 
-Under a window query tile 1 also begins a key tile late. There query tile 0 goes first, and its warpgroup is the one
-that was second at the end of the work tile before. A window of 128 keys, three key tiles a work tile:
+Under a window query tile 1 also begins one key tile late. There query tile 0 goes first, and its warpgroup is the one
+that was second at the end of the previous work tile. A window of 128 keys, three key tiles a work tile:
 
     key tile            0      1      2       0      1      2
     all computed        a b    a b    a b     a b    a b    a b
-    left out            a      b a    b       a      b a    b
+    skipped             a      b a    b       a      b a    b
     query tile 1 is     b                     b
 
-    role         what it does otherwise
-    load         Q1 K0 Q0 V0 ..., each Q to the place of its warpgroup: that of the query tile which goes first is free
+    role         difference
+    load         Q1 K0 Q0 V0 ..., each Q to the place of its warpgroup: that of the query tile that goes first is free
                  first. Under a window Q1 comes with its own first key tile. With a work tile it announces how many key
-                 tiles either query tile leaves out, and which warpgroup leads, that is, has query tile 1 (queue.py)
+                 tiles each query tile skips, and which warpgroup leads, that is, has query tile 1 (queue.py)
     mma          over.py, beside.py: `leader` is a warpgroup, a number of the kernel; its query tile is always 1
     softmax i    rows and key tiles of its query tile (q_tile, first_tile, number_of_tiles)
     correction   correction.py: O of query tile 0, which is complete first, then that of query tile 1
 
-Scores that are left out are all masked: their P is 0, and maximum, row sum and O stay what they are, bit by bit.
+Skipped scores are all masked: their P is 0, and the maximum, the row sum and O stay bitwise unchanged.
 """
 
 from dataclasses import dataclass
@@ -50,17 +50,17 @@ from . import beside, correction, over
 
 
 def query_tile(work, i):
-    """The query tile of softmax warpgroup i: the leader's is 1."""
+    """The query tile of softmax warpgroup i; the leader has query tile 1."""
     return (i ^ work.tiles.leader) ^ 1
 
 
 def warpgroup_of(work, q_tile):
-    """The other way round."""
+    """The inverse: the warpgroup of a query tile."""
     return query_tile(work, q_tile)
 
 
 def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int):
-    """Query tile i, to the place of its warpgroup."""
+    """Load query tile i to the place of its warpgroup."""
     loads.load_q(cfg, args, smem, events, work, i, warpgroup_of(work, i))
 
 
@@ -73,7 +73,7 @@ def load_q_unless_lone(
     work: Work,
     i: cutlass.Constexpr,
 ):
-    """The same, or of a lone work tile query tile 0 to place 0, and to the other one nothing."""
+    """The same, but in a single-tile work tile load query tile 0 to place 0, and nothing to the other place."""
     if is_lone(cfg, work):
         lone.load_q(cfg, args, smem, events, work, i)
     else:
@@ -111,7 +111,7 @@ class Uneven(Order):
 
 
 class UnevenLone(Uneven):
-    """The same with lone work tiles, which have no rows in query tile 1 (single_tile/hooks.py)."""
+    """The same with single-tile work tiles, which have no rows in query tile 1 (single_tile/hooks.py)."""
 
     correct_tiles = staticmethod(correction.correct_lone_or_two)
     load_q = staticmethod(load_q_unless_lone)
@@ -158,14 +158,14 @@ class UnevenPBesideS(Uneven, PBesideSCode):
 
 @dataclass(frozen=True)
 class UnevenLonePOverS(UnevenLone, LonePOverS):
-    """P over S, with lone work tiles."""
+    """P over S, with single-tile work tiles."""
 
     run = staticmethod(over.run)
 
 
 @dataclass(frozen=True)
 class UnevenLonePBesideS(UnevenLone, LonePBesideS):
-    """P beside S, with lone work tiles."""
+    """P beside S, with single-tile work tiles."""
 
     run = staticmethod(beside.run)
 

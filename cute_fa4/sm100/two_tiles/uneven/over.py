@@ -1,15 +1,15 @@
 """MMA warp, P over S, of query tiles that see different key tiles. With l the leader and f the other warpgroup:
 
     n = 0, 1, ...        Sl = Q1 Kn   Of += Pf V(n-1)   Sf = Q0 Kn   Ol += Pl Vn     while query tile 0 sees key tile n
-    the last n           Sl = Q1 Kn   Of += Pf V(n-1)                                query tile 0 leaves it out
+    the last n           Sl = Q1 Kn   Of += Pf V(n-1)                                query tile 0 skips it
     next work tile       Sf = Q1 K0   Ol += Pl V(last)  Sl = Q0 K0   Of  = Pf V0     f leads
 
-It is the order of p_over_s.py, half a key tile shorter: what is pending at the end of a work tile is always the product
-of the warpgroup that does not go first in the next one. Where more than one key tile is left out, the leader has them
-alone. Under a window (`begins_late`) query tile 0 has the first ones alone in the same way, before there is an S of the
-leader:
+This is the order of p_over_s.py, half a key tile shorter: at the end of a work tile the pending product is always that
+of the warpgroup that does not go first in the next one. Where more than one key tile is skipped, the leader processes
+them alone. Under a window (`begins_late`) query tile 0 processes the first key tiles alone in the same way, before the
+leader has an S:
 
-    n = 0                Sf = Q0 K0   Ol += Pl V(last)                               query tile 1 leaves it out
+    n = 0                Sf = Q0 K0   Ol += Pl V(last)                               query tile 1 skips it
     n = 1, ...           Sl = Q1 Kn   Of += Pf V(n-1)   Sf = Q0 Kn   Ol  = Pl Vn     l leads, as in the work tile before
 """
 
@@ -43,9 +43,9 @@ def alone(
     pending: cutlass.Boolean,
     q_phase: Int32,
 ) -> tuple[KVPosition, Turn]:
-    """The key tiles that only query tile `q_tile` sees: 0 the first ones, 1 the last. Its last product is pending then.
+    """Run the key tiles that only query tile `q_tile` sees: 0 the first, 1 the last. Its last product stays pending.
 
-    pending: whether that of the other warpgroup is, with which its O is complete
+    pending: whether the product of the other warpgroup is pending, which completes its O
     """
     tmem, events, kv = mma.tmem, mma.events, mma.kv
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
@@ -99,7 +99,7 @@ def run(
                 cfg, Handshake(), mma, at, tiles.count, by_warpgroup(turn), q_phase
             )
             turn = from_warpgroups(turn, phases)
-            events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
+            events.q_full.wait(1, q_phase ^ 1)  # observed before correction can release Q1
             events.o_ready.commit(1)
         else:
             turn = begun(turn, tiles)
@@ -146,5 +146,5 @@ def run(
 
 
 def is_lone_here(cfg, work):
-    """Whether a work tile runs with key tiles in turn; never, where nothing has the code for it."""
+    """Whether a work tile alternates key tiles between warpgroups; never where the kernel has no code for it."""
     return is_lone(cfg, work) if cfg.schedule.lone_tiles else cutlass.Boolean(False)

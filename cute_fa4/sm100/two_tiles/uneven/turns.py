@@ -1,4 +1,4 @@
-"""What the MMA warp keeps from key tile to key tile where warpgroups take turns in leading (hooks.py)."""
+"""State of the MMA warp from key tile to key tile where warpgroups take turns in leading (hooks.py)."""
 
 from dataclasses import dataclass, replace
 
@@ -10,13 +10,13 @@ from ...work.kv_range import TileRange
 
 @dataclass(frozen=True)
 class Turn:
-    """Which warpgroup leads, whose query tile is 1, and parities of barriers of S and P.
+    """Which warpgroup leads, that is, has query tile 1, and parities of barriers of S and P.
 
     phase, phase_of_other   of the leader's next key tile and of the other's
     accumulate              whether the pending product of the other one adds to its O
     leader_accumulates      whether that of the leader does, where it has one (beside.py)
 
-    Between work tiles the leader is the one that goes first, whichever query tile it will have.
+    Between work tiles the leader is the warpgroup that goes first, with either query tile.
     """
 
     leader: Int32
@@ -32,12 +32,12 @@ class Turn:
 
 
 def begun(turn: Turn, tiles: TileRange) -> Turn:
-    """Of a work tile: where query tile 0 goes first, the other one leads."""
+    """At the start of a work tile: where query tile 0 goes first, the other warpgroup leads."""
     return turn if tiles.late is None else changed(turn, tiles.late > 0)
 
 
 def ended(turn: Turn, tiles: TileRange) -> Turn:
-    """Behind a work tile: where query tile 1 went last, the other one goes first."""
+    """After a work tile: where query tile 1 went last, the other warpgroup goes first."""
     return changed(turn, tiles.early > 0)
 
 
@@ -66,7 +66,7 @@ def with_own_phase(turn: Turn, q_tile: int, phase: Int32, accumulate: cutlass.Bo
 
 
 def leader_accumulates(cfg, turn: Turn) -> cutlass.Boolean:
-    """Whether the pending product of the leader adds to its O: where query tiles begin together, as the other's."""
+    """Whether the pending product of the leader adds to its O: where query tiles begin together, as for the other."""
     return turn.leader_accumulates if cfg.begins_late else turn.accumulate
 
 
@@ -76,7 +76,7 @@ def by_warpgroup(turn: Turn) -> Int32:
 
 
 def from_warpgroups(turn: Turn, phases: Int32) -> Turn:
-    """The other way round."""
+    """The inverse of by_warpgroup."""
     return Turn(
         turn.leader,
         (phases >> turn.leader) & 1,

@@ -16,8 +16,8 @@ class CombineConfig:
     depth       head dim of O, a multiple of 4 up to 512
     packed      queries are (total_q, heads, depth) with offsets, not (batch, seqlen_q, heads, depth)
     seqused_q   lengths of queries come from a tensor; rows beyond are neither read nor written
-    shared      parts lie in slots, and a tensor says which ones a block of queries has (work/shared_order.py)
-    write_lse   also write the log-sum-exp of the whole, f32, natural logarithm
+    shared      parts are in slots; a tensor lists the slots of each block of queries (work/shared_order.py)
+    write_lse   also write the log-sum-exp over all keys, f32, natural logarithm
     partial_dtype  "bf16", "fp16" or "f32", of partial results; sums are float32
     dependent_launch  the CTAs may start while the grid before them in the stream ends, and wait for it (programmatic
                    dependent launch)

@@ -1,29 +1,29 @@
-"""Merge partial results of split keys: a warp for each row of each head, a lane for four columns.
+"""Merge the partial results of split-KV: one warp per row of each head, one lane per four columns.
 
 With O_p and L_p the result and log-sum-exp of part p, over disjoint keys:
 
     L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
 
-A part that saw no key has L_p = -inf and the weight 0: its O_p does not count, whatever it holds, so nothing of an
-uninitialised workspace can reach the result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw
-keys stays one. The sum runs over the parts in order, so the same parts give the same bits. Which parts a row has, says
-parts.py.
+A part that saw no key has L_p = -inf and weight 0: its O_p is ignored, so uninitialized workspace never reaches the
+result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys propagates.
+The sum runs over the parts in order, so the same parts give the same bits.
+parts.py says which parts a row has.
 
-It is a dependent launch: its CTAs may start while the last ones of the attention kernel are still at work, and wait
-for the end of that grid, which makes all of its writes visible, before they read anything of it. Every thread waits,
-also of rows that do not exist, so that the end of this grid says that the one before has ended, too.
+This is a dependent launch: its CTAs may start while the last CTAs of the attention kernel are still running. They wait
+for the end of that grid, which makes all of its writes visible, before they read any of its results. Every thread
+waits, even for rows that do not exist, so the end of this grid implies the end of the previous one.
 
     lane       0         1         ...   31
     step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
     step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values, read AHEAD at a time
 
-The first values are on their way with the log-sum-exps, the next ones while those before are added up; a lane keeps its
-first log-sum-exp, so that up to 32 parts are read once.
+The first values are loaded together with the log-sum-exps, the next ones while the previous ones are summed. A lane
+keeps its first log-sum-exp, so up to 32 parts are read only once.
 
-Rows of more than 128 columns have two or four warps, which do step 1 each for itself and share the columns.
+Rows of more than 128 columns have two or four warps. Each does step 1 redundantly, and they split the columns.
 
-The result may be written over the first part: the log-sum-exp of a row is written when all lanes of its warps have read
-those of the parts, and a lane writes the four columns that it alone has read.
+The result may overwrite the first part: the log-sum-exp of a row is written after all lanes of its warps have read
+those of the parts, and a lane writes the four columns that only it has read.
 """
 
 import math
@@ -41,7 +41,7 @@ from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
 from .parts import Division, Partial, Row, RowParts, division, lse_place, o_place, parts_of_row
 
 WARP = 32
-AHEAD = 8  # parts on their way: one after the other, each would take as long as the memory
+AHEAD = 8  # parts in flight: loaded one at a time, each would cost the full memory latency
 WARPS = THREADS // WARP  # of a CTA
 OF_ROW = 1  # the first named barrier of the warps that share a row
 LOG2_E = 1.4426950408889634

@@ -1,7 +1,7 @@
-"""Where the parts of a row lie in the workspace, and where its result goes.
+"""Where the parts of a row are in the workspace, and where its result goes.
 
-as many parts everywhere    part p of every row: one copy of O and the log-sum-exp behind the other
-shared                      the slots of its block, which follow one another: the attention kernel says which
+as many parts everywhere    part p of every row: copies of O and of the log-sum-exp, one after another
+shared                      the consecutive slots of its block, which the attention kernel records
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Division:
-    """What numbers of rows and heads are taken apart by; divisors are made on the host (work/tile_order.py).
+    """Divisors that split row and head numbers into indices, created on the host (work/tile_order.py).
 
     heads, seqlen_q     of the result
     of_tile, positions  shared: heads and query positions of a block
@@ -39,7 +39,7 @@ class Division:
 
 
 def division(partial: Partial, batch, seqlen_q, heads) -> Division:
-    """On the host, where nothing may be divided by 0."""
+    """Create the divisors on the host; each is at least 1."""
     divisor, at_least_one = cute.fast_divmod_create_divisor_v2, lambda n: maximum(Int32(n), 1)
     heads_and_length = divisor(at_least_one(heads)), divisor(at_least_one(seqlen_q))
     if partial.parts is None:
@@ -72,7 +72,7 @@ class RowParts:
     apart: Int32  # in its first dimension, from one part to the next
 
     def o(self, part) -> cute.Tensor:
-        """All columns."""
+        """All columns of O of a part."""
         first, *rest = self.place
         return self.o_of[(first + part * self.apart, *rest)]
 
@@ -99,7 +99,7 @@ def lse_place(cfg, row: Row) -> tuple:
 
 
 def o_place(cfg, row: Row) -> tuple:
-    """Of all columns."""
+    """The place of all columns of O."""
     if cfg.packed:
         return row.number, row.head, None
     return row.sequence, row.number, row.head, None

@@ -12,9 +12,9 @@ work_ready    2       load 1                softmax, mma  a work tile is announc
 work_read     2       softmax 128 + mma 32  load          the announcement has been read
 work_claimed  1       load 1 (+ bytes)      load          the answer to a claim is there
 
-At the first key tile of a work tile p_ready also says that the old O has been read. Where rows are gathered a warp of
-its own announces and copies V (roles/values.py): it waits for kv_empty and work_ready too, and reads work tiles as the
-other roles do, so that work_read takes 32 arrivals more. A CTA of a cluster has one more (cluster_rows): parts_in.
+At the first key tile of a work tile, p_ready also says that the old O has been read. Where rows are gathered, a
+dedicated warp announces and copies V (roles/values.py). It also waits for kv_empty and work_ready, and reads work tiles
+like the other roles, so work_read takes 32 more arrivals. A CTA in a cluster has one more mbarrier: parts_in.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -46,15 +46,15 @@ from .warp_roles import SwappedWarpRoles
 Q_TILE, S_BUFFER, WORK_ENTRY, CTA = "q_tile", "s_buffer", "work_entry", "cta"
 READERS = ("softmax", "mma")  # of the work queue
 PARTS_IN = "parts_in"  # of a CTA in a cluster
-S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
+S_BUFFERS = 2  # S of the next key tile is computed during the softmax of this one; buffer: tile & 1
 
 
 def table(
     warps: SwappedWarpRoles, kv_slots: int, qk_stages: int = 1, clusters: bool = False
 ) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots; qk_stages: depth chunks of K.
+    """The table of a kernel whose ring has kv_slots slots; qk_stages: depth chunks of K.
 
-    clusters: CTAs share the keys of a block and send each other what they made of them
+    clusters: CTAs share the keys of a block and send each other their partial results
     """
     numbers = {
         Q_TILE: 1,
@@ -68,7 +68,7 @@ def table(
 
 
 def cluster_rows() -> tuple[Barrier, ...]:
-    """The barrier of a CTA that merges what the CTAs of its cluster send (cluster.py)."""
+    """The mbarrier of a CTA that merges the parts sent by the CTAs of its cluster (cluster.py)."""
     return (
         Barrier(
             PARTS_IN,

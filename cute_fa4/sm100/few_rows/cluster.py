@@ -1,4 +1,4 @@
-"""Parts of a block's keys in the CTAs of a cluster: each CTA merges some rows, which all others store into it.
+"""The CTAs of a cluster split the keys of a block; each CTA merges some rows, which the others send to it.
 
     CTA (rank)             0                    1                    ...
     key tiles              0 .. 3               4 .. 7               even parts of the block's (work/split.py)
@@ -11,19 +11,19 @@ With m_p, l_p and O_p the maximum, sum and unscaled output of a row in part p, a
 
     m = max of all m_p     w_p = 2^(c m_p - c m)     l = sum of w_p l_p     O = sum of w_p O_p / l
 
-No workspace and no second launch. A part without key tiles sends zeros and the maximum -inf; what a part without weight
-holds does not count. The parts are added up in the order of their ranks: equal calls give equal bits.
+There is no workspace and no second launch. A part without key tiles sends zeros and the maximum -inf. The values of a
+part with weight 0 are ignored. The parts are summed in rank order, so equal calls give equal bits.
 
-Data and the news of it are one instruction: nobody asks across the cluster and waits for an answer. The barrier
-releases no memory, mbarriers have a fence of their own (fence.mbarrier_init); one that does waits for L2
-(NVIDIA/cccl#9994). None is needed at the end: what is sent goes to a CTA that waits for it. Where parts arrive is a
-place of its own, Smem.parts: a CTA may be reading its last key tile when another sends.
+One instruction (st.async) sends the data and signals its arrival, so no CTA makes a round trip across the cluster. The
+cluster barrier does not release memory, because a release would wait for L2 (NVIDIA/cccl#9994); fence.mbarrier_init
+orders the mbarriers. No barrier is needed at the end: each receiver waits for the data sent to it. Parts arrive in a
+separate region, Smem.parts, because a CTA may still be reading its last key tile when another CTA sends.
 
     parts     of part p, of the CTA's row i, which is row rank + i * CTAs of the block:
-    O         depth values side by side, at (p * own rows + i) * depth: what the lanes of a warp send lies side by side
-    states    behind all of O: maxima, then sums, at p * own rows + i
+    O         depth contiguous values, at (p * own rows + i) * depth: the lanes of a warp send contiguous values
+    states    after all of O: maxima, then sums, at p * own rows + i
 
-Of a block without rows nothing is sent: all CTAs of a cluster see that alike.
+For a block without rows nothing is sent: all CTAs of a cluster agree on that.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -49,7 +49,7 @@ MAXIMUM, SUM = 0, 1  # states of a row
 
 @dataclass(frozen=True)
 class InCluster:
-    """What becomes of the results of a CTA that shares a block's keys: it merges rows of the whole cluster."""
+    """The epilogue of a CTA that shares the keys of a block: it merges some rows for the whole cluster."""
 
     def set_up(self):
         """Every thread, when its CTA's mbarriers are initialised."""
@@ -68,7 +68,7 @@ class InCluster:
         cute.arch.cluster_wait()
 
     def in_descriptors(self, smem: Smem) -> Smem:
-        """Addresses of a CTA in a cluster have its rank above their offset, and descriptors take the offset alone."""
+        """In a cluster, an address holds the CTA's rank above the offset; descriptors take the offset only."""
         names = [f.name for f in fields(smem) if f.name.endswith("_address")]
         return replace(smem, **{name: getattr(smem, name) & OFFSET for name in names})
 
@@ -103,7 +103,7 @@ def place_of(cfg, part, i, depth):
 
 
 def state_of(cfg, part, i, kind: int):
-    """The same of the row's maximum or sum."""
+    """Where the row's maximum or sum is among its parts."""
     return cfg.tiles.rows * (cfg.ov_depth + kind) + part * own_rows(cfg) + i
 
 
@@ -152,7 +152,7 @@ def hand_over(
 def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, place: Place):
     """The rows of this CTA: rank, rank + CTAs, ..."""
     depth, _ = store.depth_of(cfg, place, 0)
-    inside = cutlass.min(depth, cfg.ov_depth - 1)  # a lane without one reads the last one's
+    inside = cutlass.min(depth, cfg.ov_depth - 1)  # a lane beyond the depth reads the last column
     parts = range(cfg.cluster_parts)
     scale_log2 = log2_scale(cfg, args, scales.of_scores(cfg, args, work))
     of_output = scales.of_output(cfg, args, work)
@@ -164,7 +164,7 @@ def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, plac
         row_max, row_sum, weights = whole_row(maxima, sums, scale_log2)
         inverse, total = scales.times(row_math.inverse(row_sum), of_output), Float32(0.0)
         for value, weight in zip(values, weights, strict=True):
-            # Without weight nothing counts, a NaN neither; a weight that is NaN does.
+            # A part with weight 0 is ignored, even if it is NaN; a NaN weight is not.
             total = select_(weight != 0.0, total + value * weight, total)
         store.output(cfg, args, work, place, row, total * inverse, 0)
         if cutlass.const_expr(cfg.write_lse):

@@ -5,8 +5,8 @@
     row 1  s   s   ..  s            barrier of the four warps
     ...                             to all threads  what a row adds to its scores comes back through shared memory
 
-Every warp keeps the same running maxima, so that all four decide alike whether O is rescaled. Of 8 or 16 rows the lanes
-keep each row several times, with the same values. The numbers of the online softmax are those of steps/row_math.py.
+Every warp keeps the same running maxima, so all four make the same decision about rescaling O. With 8 or 16 rows,
+several lanes keep the same row, with the same values. The arithmetic of the online softmax is in steps/row_math.py.
 """
 
 from dataclasses import dataclass
@@ -46,13 +46,13 @@ class Place:
 
 @dataclass(frozen=True)
 class SoftmaxWarps:
-    """What the softmax warps work with as long as the CTA lives; those of latent pairs, too (latent/pair/softmax.py).
+    """State of the softmax warps for the lifetime of the CTA; also for latent pairs (latent/pair/softmax.py).
 
     args    the launch's arguments
     smem    shared memory of the CTA, as its family lays it out
     tmem    address of tensor memory's first column, for this warp's lanes
     events  barriers between the warps
-    place   this thread's, as its family counts keys and rows
+    place   position of this thread, as its family numbers keys and rows
     """
 
     args: KernelArgs
@@ -64,7 +64,7 @@ class SoftmaxWarps:
 
 @dataclass(frozen=True)
 class RowStates:
-    """What a softmax thread carries from tile to tile.
+    """State that a softmax thread carries from tile to tile.
 
     maxima   running maxima of this lane's rows, raw scores: lane, lane + 32
     sums     of P in each row, over the keys of this thread
@@ -104,7 +104,7 @@ def own_maxima(cfg, scores: list, place: Place) -> list:
 def exchange(smem: Smem, place: Place, number, own: list) -> list:
     """A value of each warp for each row of this lane -> the four of each row.
 
-    number: of exchanges before. There are two buffers, so that the barrier of one is what frees the one before.
+    number: of earlier exchanges. With two buffers, the barrier of one exchange frees the buffer of the previous one.
     """
     for i, value in enumerate(own):
         smem.exchanged[(place.lane + 32 * i, place.warp, number & 1)] = value
@@ -117,7 +117,7 @@ def exchange(smem: Smem, place: Place, number, own: list) -> list:
 
 
 def tile_maxima(cfg, smem: Smem, place: Place, scores: list, number, start: tuple) -> list:
-    """max(start, scores of all keys) of this lane's rows; number: of exchanges before."""
+    """max(start, scores of all keys) of this lane's rows; number: of earlier exchanges."""
     out = []
     found = exchange(smem, place, number, own_maxima(cfg, scores, place))
     for value, four in zip(start, found, strict=True):
@@ -129,7 +129,7 @@ def tile_maxima(cfg, smem: Smem, place: Place, scores: list, number, start: tupl
 
 @dataclass(frozen=True)
 class Update:
-    """Of one row of this lane: its new maximum, what its scores get added, and the factor of what was summed."""
+    """The update of one row: its new maximum, the bias added to its scores, and the factor of its old sum and O."""
 
     maximum: Float32
     bias: Float32
@@ -138,9 +138,9 @@ class Update:
 
 @cute.jit
 def update(cfg: cutlass.Constexpr, old, tile_max, scale_log2) -> Update:
-    """As row_math.update_maximum; the factor of a row that had seen no key is 1: there is nothing to rescale.
+    """As row_math.update_maximum; a row that has seen no key gets the factor 1: it has nothing to rescale.
 
-    With sinks the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 takes it out.
+    With sinks, the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 removes it.
     """
     new, safe, factor = row_math.update_maximum(
         old, tile_max, scale_log2, cfg.schedule.rescale_log2
@@ -152,14 +152,14 @@ def update(cfg: cutlass.Constexpr, old, tile_max, scale_log2) -> Update:
 
 
 def publish(smem: Smem, place: Place, kind: int, own: list):
-    """A value of each row, from the lanes that keep the rows; the warp may read them when this returns."""
+    """Write a value of each row from the lanes that keep it; the warp may read them after this returns."""
     for i, value in enumerate(own):
         smem.row_values[(place.lane + 32 * i, place.warp, kind)] = value
     cute.arch.sync_warp()
 
 
 def read(smem: Smem, place: Place, kind: int, first: int, number: int) -> list:
-    """What was published for rows `first` to first + number - 1; the same in every lane."""
+    """The published values of rows `first` to first + number - 1, the same in every lane."""
     return [smem.row_values[(first + i, place.warp, kind)] for i in range(number)]
 
 
@@ -178,7 +178,7 @@ def warp_sums(values: list, place: Place) -> Float32:
         half 2      0 + 0'     1 + 1'     2 + 2'     3 + 3'    two shuffles: a lane keeps the half of its own number
         half 1      0          1          2          3         one
 
-    A shuffle for each value but one, where every value to every lane would take five.
+    This takes one shuffle fewer than there are values; reducing each value over all lanes would take five per value.
     """
     half = len(values) // 2
     while half:
@@ -197,7 +197,7 @@ def warp_sums(values: list, place: Place) -> Float32:
 def total_over_keys(cfg, smem: Smem, place: Place, states: RowStates, number, scale_log2) -> list:
     """The sum of each row over all 128 threads, closed, of the rows that this lane keeps.
 
-    number: of exchanges before
+    number: of earlier exchanges
     """
     sums, own = states.sums, []
     together = min(len(sums), 32)

@@ -1,7 +1,7 @@
 """SM100MHASwap: forward attention for few query rows, with the operands of both products swapped.
 
-A decode step has one query, or a handful, for each head; with the heads of a group together they are 8 to 64 rows, of
-which an MMA with its 128 lanes would waste most. So keys and depth are the lanes, and the rows are the columns:
+A decode step has one query or a few per head; packed GQA heads make 8 to 64 rows of them, which would leave most of the
+128 lanes of an MMA unused. So the kernel swaps the operands: keys and depth are the lanes, rows are the columns.
 
     S^T = K Q^T       128 keys x rows      lanes: keys      a softmax thread owns a key, and has 8 to 64 scores
     O^T += V^T P^T    depth x rows         lanes: depth     P^T comes from shared memory, a line for each key
@@ -17,10 +17,10 @@ Steady state of one CTA. A line is an issue slot, not a duration.
     V2       S[0] = K2 Q       O *= factor, if a maximum moved   pv_done before it, then P1 to shared memory
     K3       O += V1 P1        P2 = 2^(S[0] - m)
 
-A CTA needs 2,550 cycles of a B200's memory for a key tile of depth 128, and about 600 of the tensor core and 130 of
-the exponentials (docs/decisions/0008): nothing else than memory is ever waited for, if enough of it is on its way.
+For a key tile of depth 128, a CTA needs 2,550 cycles of a B200's memory, about 600 of the tensor core and 130 of the
+exponentials (docs/decisions/0008): the kernel is memory-bound as long as enough loads are in flight.
 
-Read next: products.py, softmax.py, columns.py (what is exchanged between threads), store.py or cluster.py, barriers.py.
+Read next: products.py, softmax.py, columns.py (exchanges between threads), store.py or cluster.py, barriers.py.
 """
 
 import cutlass
@@ -48,7 +48,7 @@ class SM100MHASwap(SM100Kernel):
         return blocks * self.cfg.cluster_parts
 
     def o_operand(self, mO):
-        """O is stored by the threads: the tensor itself."""
+        """The threads store O directly, so this is the tensor itself."""
         return mO, Int32(0)
 
     def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):

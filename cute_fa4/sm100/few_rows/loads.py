@@ -1,11 +1,11 @@
-"""What the load warp of few query rows does in another order: cycles until the first copy are cycles of a short launch.
+"""Order of the load warp for few query rows: in a short launch, the cycles before the first copy count.
 
     otherwise   length ... | page table ... | announce | next pages | Q K V
     here        length, page table ... | K | announce | next pages | Q V
 
-The pages of a CTA's first key tile are looked up beside the length of its sequence, and thrown away if the mask begins
-elsewhere (steps/loads.py: guess). K of a tile is sixteen times Q, and the first product waits for both. Its copies are
-under way before the other warps hear of the work tile and before the pages of the next key tile are looked up.
+The load warp looks up the pages of a CTA's first key tile together with the length of its sequence. It discards them if
+the mask begins elsewhere (steps/loads.py: guess). K of a tile is sixteen times Q, and the first product waits for both.
+The copies of K start before the work tile is announced and before the pages of the next key tile are looked up.
 """
 
 import cutlass
@@ -31,7 +31,7 @@ def load_tile(
     q_phase: Int32,
     started: Boolean,
 ) -> Slot:
-    """Key tile n, as roles/load.py says; Q behind K. started: its K is under way, which `at` is behind."""
+    """Load key tile n as roles/load.py does, but Q after K. started: its K is in flight, and `at` is past it."""
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
@@ -55,7 +55,7 @@ def start(
     entries: Int32 | tuple,
     at: Slot,
 ) -> tuple[Slot, Boolean]:
-    """-> (the slot behind K of the first key tile, if there is one; whether there is)."""
+    """-> (the slot after K of the first key tile, if there is a tile; whether there is one)."""
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     started = work.tiles.count > 0
     if started:
@@ -65,10 +65,10 @@ def start(
 
 
 class GuessingOrder(Loads):
-    """Pages of the first turn are looked up beside the length; copies as in roles/load.py.
+    """Looks up the first pages together with the length; copies in the order of roles/load.py.
 
-    Beside a warp that copies V (roles/values.py): it hears of a work tile before the 1,500 cycles of K's gathers, and
-    Q, which is not gathered, comes ahead of them.
+    Used where another warp copies V (roles/values.py): that warp receives a work tile before the 1,500 cycles of K's
+    gathers, and Q, which is not gathered, is loaded before them.
     """
 
     def guessed_entries(self, cfg, args, block):
@@ -81,7 +81,7 @@ class GuessingOrder(Loads):
 
 
 class EarlyOrder(GuessingOrder):
-    """Loads of few rows."""
+    """The order of loads for few query rows."""
 
     load_tile = staticmethod(load_tile)
     start = staticmethod(start)
@@ -98,5 +98,5 @@ EARLY, BESIDE_VALUES = EarlyOrder(), GuessingOrder()
 
 
 def order_of(cfg) -> GuessingOrder:
-    """What the load warp does first in this configuration."""
+    """The order of the load warp in this configuration."""
     return BESIDE_VALUES if cfg.warps.values else EARLY

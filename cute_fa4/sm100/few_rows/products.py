@@ -4,10 +4,10 @@
     n = 1, 2, ...       S[n] = Kn Q     O += V(n-1) P     release Kn, V(n-1)
     at the end                          O += V(last) P    release V(last)
 
-S has two buffers: the next scores are there when the softmax comes for them. No barrier says that a buffer may be
+S has two buffers, so the next scores are ready when the softmax needs them. No barrier guards a buffer against being
 overwritten: S of tile n + 1 is issued after P V of tile n - 1, which waited for P, which was stored after S of that
-tile was read. A work tile ends before the next one begins; meanwhile the ring's slots, K and V of three key tiles, are
-being filled.
+tile was read. A work tile ends before the next one begins; meanwhile TMA fills the slots of the ring with K and V of
+three key tiles.
 """
 
 import cutlass
@@ -26,7 +26,7 @@ from .barriers import S_BUFFERS
 
 
 def multiply_kq(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: KVPosition):
-    """S^T = K Q^T, each depth stage of K as it arrives; the first is there. Keys are the lanes, rows the columns."""
+    """S^T = K Q^T, each depth stage of K as it arrives; the first is ready. Keys are the lanes, rows the columns."""
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
@@ -67,7 +67,7 @@ def finish_tile(
 ):
     """P V of key tile number `tile` of the CTA, whose V is held.
 
-    pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+    pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits.
     """
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     events.p_ready.wait(0, tile & 1)
@@ -92,13 +92,13 @@ def run(
     o_address = tmem + cfg.tmem.o[0]
     s_apart = cfg.tmem.s[1] - cfg.tmem.s[0]
     at = kv.first()
-    tile = Int32(0)  # of all work tiles; parities follow from it
+    tile = Int32(0)  # counted over all work tiles; it determines the parities
     number, q_phase = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             kv.wait_k(at, 0)
-            if n == 0:  # comes behind K (loads.py)
+            if n == 0:  # Q is loaded after K (loads.py)
                 events.q_full.wait(0, q_phase)
             buffer = tile & (S_BUFFERS - 1)
             multiply_kq(cfg, smem, k, tmem + buffer * s_apart, kv, at)

@@ -7,7 +7,7 @@
     | S0   |  S1   |   O    |                      | work queue | mbarriers
       lanes: keys    lanes: depth
 
-Few rows leave shared memory to the ring: six slots of 32 KiB at depth 128, all of them in flight while a CTA begins.
+Few rows leave most shared memory to the ring: six slots of 32 KiB at depth 128, all in flight when a CTA starts.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from .smem_map import SwappedSmem, slots_that_fit, smem_map
 from .tiles import ROWS, SwappedTiles, padded_heads
 from .warp_roles import SwappedWarpRoles
 
-CLUSTER_PARTS = (1, 2, 4, 8)  # more than 8 CTAs are no cluster that every GPU has
+CLUSTER_PARTS = (1, 2, 4, 8)  # not every GPU supports clusters of more than 8 CTAs
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SwappedTile:
             changes["dependent_launch"] = True
         if self.cluster_parts > 1:
             changes["claims"] = False
-        elif self.claims is None or problem.share_keys:  # shared: there is nothing to claim
+        elif self.claims is None or problem.share_keys:  # stream-K split: there is nothing to claim
             changes["claims"] = claims_pay(problem)
         return replace(self, **changes)
 
@@ -77,7 +77,7 @@ class SwappedTile:
         return TmemMap(s, (), (o,), o + width, p_apart=False)
 
     def warps_of(self, problem: Problem) -> SwappedWarpRoles:
-        """Which warp does what: rows that are gathered keep two warps busy (roles/values.py)."""
+        """The warp roles: gathered rows keep two load warps busy (roles/values.py)."""
         return self.warps.with_values() if self.tiles(problem).gathers_rows else self.warps
 
     def barriers(self, problem: Problem) -> BarrierTable:
@@ -128,7 +128,7 @@ class SwappedTile:
 def layout(
     warps: SwappedWarpRoles, tiles: SwappedTiles, clusters: bool
 ) -> tuple[BarrierTable, SwappedSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory depend on each other: the ring gets the memory left by a kernel without slots."""
     without_ring = barriers.table(warps, 0, clusters=clusters)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))
     table = barriers.table(warps, slots, tiles.qk_stages, clusters)

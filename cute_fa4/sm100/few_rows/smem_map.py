@@ -6,15 +6,15 @@
     k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    row maxima of each softmax warp, of two key tiles in turn; last, row sums
-    row_values    2 * 512                    what each softmax warp adds to the scores of a row, and the row's factor;
+    row_values    2 * 512                    the bias each softmax warp adds to a row's scores, and the row's factor;
                                              with a scale for each query and head 3 * 512, the last of them that scale
-    parts         4 rows (depth + 2)         in a cluster: what its CTAs send of the rows merged here (cluster.py)
+    parts         4 rows (depth + 2)         in a cluster: parts of the rows merged here, from all its CTAs (cluster.py)
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
 
-Of 64 rows, exchanged and row_values have twice the bytes. Q, slots and P are multiples of 1024 bytes, the period of the
-128-byte swizzle, so every tile starts on one.
+With 64 rows, exchanged and row_values take twice the bytes. Q, slots and P are multiples of 1024 bytes, the period of
+the 128-byte swizzle, so every tile starts on one.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from .tiles import SwappedTiles
 from .warp_roles import SwappedWarpRoles
 
 F32_BYTES = 4
-PARTS_ALIGNMENT = 16  # of what lies behind
+PARTS_ALIGNMENT = 16  # of the region after it
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def smem_map(tiles: SwappedTiles, warps: SwappedWarpRoles, table: BarrierTable) 
 
 
 def parts_of(tiles: SwappedTiles, table: BarrierTable) -> int:
-    """float32 of the results of a cluster's CTAs: as many rows as a tile has, with a maximum and a sum each."""
+    """float32 values of a cluster's partial results: one row per row of a tile, with a maximum and a sum each."""
     if PARTS_IN not in table:
         return 0
     nbytes = tiles.rows * (tiles.problem.ov_depth + 2) * F32_BYTES
@@ -77,7 +77,7 @@ def parts_of(tiles: SwappedTiles, table: BarrierTable) -> int:
 
 
 def slots_that_fit(tiles: SwappedTiles, without_ring: SmemMap) -> int:
-    """Slots of the ring beside everything else; without_ring: the map of a kernel without slots."""
+    """Slots of the ring that fit after all other regions; without_ring: the map of a kernel without slots."""
     slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * (tiles.qk_stages + 1)  # kv_full, kv_empty
     slots = max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)
     return min(slots, SLOTS_BESIDE_A_REST) if tiles.rest_qk_depth else slots

@@ -5,19 +5,19 @@ For every key tile:
     wait s_ready          read this key's score in each row, mask them if the tile needs it
     row maxima            over the warp, over the warps: columns.py
     P = 2^(c s - c m)
-    wait pv_done          O is complete up to the tile before, and its P has been read
-    a maximum moved       O *= 2^(old - new), row by row: every thread one depth. Seldom: it may lag by 2^8
-    P to shared memory    a line of 32 bytes for each key, which is B of the next product as it stands
+    wait pv_done          O is complete up to the previous tile, and its P has been read
+    a maximum moved       O *= 2^(old - new), row by row: one depth per thread. Rare: it may lag by 2^8
+    P to shared memory    a line of 32 bytes for each key, already laid out as B of the next product
     p_ready
 
-After the last one the threads add up their row sums, wait for O and store it: a warp sees 32 depths of every row.
+After the last tile the threads add up their row sums, wait for O and store it: a warp holds 32 depths of every row.
 
-Scales of 8-bit operands are numbers of the work tile, but for those of each query and head: a row's multiplies its
-scores as they are read (work/scales.py).
+Scales of 8-bit operands are constants of the work tile, except scales per query and head: such a scale multiplies the
+scores of its row as they are read (work/scales.py).
 
-A row's sum is kept in 128 parts, one for each thread, so that only the maxima have to be exchanged for each tile. Whole
-tiles and masked tiles are separate loops over the same step. A sink is a key with the sink as its score and no value:
-the maximum a row starts with, and 1 in the first thread's part of the sum.
+Each of the 128 threads keeps its part of a row's sum, so only the maxima are exchanged for each tile. Unmasked and
+masked tiles are separate loops over the same step. A sink is a key with the sink as its score and no value: the row
+starts with it as its maximum, and with 1 in the first thread's part of the sum.
 """
 
 from dataclasses import dataclass, replace
@@ -59,11 +59,11 @@ WORDS_OF_PIECE = PIECE_BYTES // 4
 
 @dataclass(frozen=True)
 class Before:
-    """What the CTA has done: parities follow from it.
+    """Progress of the CTA, which determines the parities.
 
-    tiles       key tiles of all work tiles before
-    work_tiles  these work tiles; each exchanges values once more than it has key tiles
-    queries     of them those with keys, counted where scales of rows come with Q; None: nobody asks
+    tiles       key tiles of all earlier work tiles
+    work_tiles  earlier work tiles; each exchanges values once more than it has key tiles
+    queries     earlier work tiles with keys, counted where scales of rows come with Q; None: not needed
     """
 
     tiles: Int32
@@ -72,7 +72,7 @@ class Before:
 
 
 def counts_sink(cfg, work: Work):
-    """Whether the sink counts in this CTA: once for all parts. None: there are none."""
+    """Whether this CTA adds the sink, which only one part does. None: keys are not split."""
     if cfg.cluster_parts > 1:
         return cute.arch.block_idx_in_cluster() == 0
     return results.is_first_part(cfg, work) if cfg.split_keys else None
@@ -86,13 +86,13 @@ def own_row(cfg, work: Work, place: Place, i: int) -> rows.Row:
 
 @dataclass(frozen=True)
 class OwnScales:
-    """What the scores of each row are multiplied by, where that is not 1: read from global memory by its lane."""
+    """The factor of each row's scores, where it is not 1: read from global memory by the lane that keeps the row."""
 
     def none_before(self):
-        """Before.queries at first."""
+        """Initial value of Before.queries."""
 
     def following(self, queries, work: Work):
-        """Before.queries behind a work tile."""
+        """Before.queries after a work tile."""
 
     def publish(self, cfg, args, smem: Smem, events: Events, work: Work, place, before):
         """The factor of each row to shared memory."""
@@ -105,7 +105,7 @@ OWN_SCALES = OwnScales()
 
 
 def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> RowStates:
-    """Rows that have seen no key, or their sinks, in the units of the scores. factor: of these, or None."""
+    """States of rows that have seen no key, or only sinks, in units of the scores. factor: of the scores, or None."""
     nothing, zero = Float32(-Float32.inf), Float32(0.0)
     if not cfg.sink:
         return RowStates((nothing,) * cfg.tiles.rows_per_lane, (zero,) * cfg.tiles.rows)
@@ -157,7 +157,7 @@ def rescaled_sums(smem: Smem, place: Place, sums: tuple) -> tuple:
 def probabilities(cfg, smem: Smem, place: Place, scores: list, scale_log2, sums: tuple, weight):
     """2^(scale_log2 s + bias of its row) for every score -> (rounded, two a word; sums with them before rounding).
 
-    weight: what they are multiplied by before they are rounded, or None
+    weight: the factor applied to them before rounding, or None
     """
     words, totals = [], []
     for first in range(0, len(scores), BATCH):
@@ -187,14 +187,14 @@ def step(
     factor: Float32 | None,
     masked: cutlass.Constexpr,
 ) -> RowStates:
-    """Key tile n: scores to probabilities. factor: of the scores besides the softmax scale, or None."""
+    """Key tile n: scores to probabilities. factor: of the scores in addition to the softmax scale, or None."""
     args, smem, tmem = warps.args, warps.smem, warps.tmem
     events, place = warps.events, warps.place
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
     key = blocks.key_tile(cfg, n) * cfg.tiles.BN + place.thread
     picked = True
-    if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
+    if cutlass.const_expr(cfg.picks_keys):  # in flight while S is computed
         picked = is_picked(cfg, args, work, key)
     ahead = token_scales.read_ahead(cfg, args, work, place, n, states.of_keys)
     events.s_ready.wait(buffer, tile >> 1 & 1)
@@ -222,7 +222,7 @@ def step(
     for i in cutlass.range_constexpr(1, len(updates)):
         moved = moved | (updates[i].factor < 1.0)
     moved = token_scales.grows(states.of_keys, unit, moved)
-    moved = cute.arch.vote_any_sync(moved)  # in all four warps alike
+    moved = cute.arch.vote_any_sync(moved)  # the same in all four warps
     growth = token_scales.growth(states.of_keys, unit)
     publish(smem, place, BIAS, [u.bias for u in updates])
     sums = states.sums
@@ -232,7 +232,7 @@ def step(
     weight = token_scales.weight(cfg, states.of_keys, unit)
     words, sums = probabilities(cfg, smem, place, scores, scale_log2, sums, weight)
     events.pv_done.wait(0, (tile - 1) & 1)
-    if moved & (n != work.tiles.first):  # before, no product of the work tile is in O
+    if moved & (n != work.tiles.first):  # at the first tile O holds no product yet
         tensor_memory.fence_after()
         if cutlass.const_expr(len(cfg.tmem.o) == 1):
             rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0], growth)
@@ -307,7 +307,7 @@ def finish(
 
 @dataclass(frozen=True)
 class Alone:
-    """What becomes of the results of a CTA that has its keys to itself: they are stored."""
+    """The epilogue of a CTA that shares its keys with no other CTA: it stores its results."""
 
     finish = staticmethod(finish)
 
@@ -321,7 +321,7 @@ class Alone:
         """Another warp is done with the CTA's work tiles."""
 
     def in_descriptors(self, smem):
-        """Where the operands are, as descriptors of the tensor core say it."""
+        """Addresses of the operands in the form that tensor-core descriptors take."""
         return smem
 
 
@@ -329,7 +329,7 @@ ALONE = Alone()
 
 
 def set_up(cfg, smem: Smem, tmem, place: Place):
-    """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
+    """Zero what is read but never written later: columns of P beyond the rows, lanes of O beyond the depth."""
     zero = Int32(0)
     if cfg.tiles.rows < cfg.tiles.q_box_rows:
         tile, first = cfg.tiles.p_tile, align_up(cfg.tiles.bytes_of(cfg.tiles.rows), PIECE_BYTES)
@@ -352,7 +352,7 @@ def run(
     ending: cutlass.Constexpr = ALONE,
     of_rows: cutlass.Constexpr = OWN_SCALES,
 ):
-    """Every work tile. `tmem`: address of the first column for this warp's lanes; ending: what becomes of results.
+    """Every work tile. `tmem`: address of the first column for this warp's lanes; ending: the epilogue.
 
     of_rows: where the scales of rows come from
     """

@@ -1,8 +1,8 @@
 """Store: O^T / row sums from tensor memory to global memory, and the log-sum-exp.
 
     lane      0      1      2    ...
-    row 0     O 0,0  O 0,1  O 0,2        a warp stores 32 values of a row that lie side by side, a row at a time:
-    row 1     O 1,0  O 1,1  O 1,2        whole sectors, without a way through shared memory
+    row 0     O 0,0  O 0,1  O 0,2        a warp stores 32 contiguous values of a row, a row at a time:
+    row 1     O 1,0  O 1,1  O 1,2        whole sectors, without staging in shared memory
     ...
 
 Rows beyond the sequence are not written.
@@ -29,7 +29,7 @@ from .columns import BATCH, FACTOR, Place, products_of, read
 def depth_of(cfg, place: Place, of_o):
     """-> (depth that this thread's lane of O^T number `of_o` is, whether it is one).
 
-    128 lanes are 128 depths. Of 64, the MMA puts each 16 into the first half of a warp's lanes (PTX ISA, "Tensor Core
+    128 lanes are 128 depths. With 64, the MMA puts each 16 into the first half of a warp's lanes (PTX ISA, "Tensor Core
     5th Generation: data path layout F").
     """
     if cfg.tiles.pv_mma_shape[0] == 128:
@@ -48,11 +48,11 @@ def outputs(
     place: Place,
     tmem: Int32,
 ):
-    """A depth of each O, of all rows: O * the row's published factor, rounded. Zeros without key tiles."""
+    """Store one depth of each O for all rows: O * the row's published factor, rounded. Zeros without key tiles."""
     if work.tiles.count > 0:
         if cutlass.const_expr(len(cfg.tmem.o) == 1):
             normalised(cfg, args, smem, work, place, tmem + cfg.tmem.o[0], 0)
-        else:  # a loop: unrolled, it would keep the places of all rows in registers
+        else:  # a loop: unrolled, it would keep the addresses of all rows in registers
             for number in cutlass.range(len(cfg.tmem.o), unroll=1):
                 normalised(cfg, args, smem, work, place, column_of_o(cfg, tmem, number), number)
     else:
@@ -62,13 +62,13 @@ def outputs(
 
 
 def column_of_o(cfg, tmem, number):
-    """The column of O number `number`, a number or an Int32 of the kernel; they lie evenly."""
+    """The column of O number `number`, an int or an Int32; they are evenly spaced."""
     first, second, *_ = cfg.tmem.o
     return tmem + first + number * (second - first)
 
 
 def normalised(cfg, args: KernelArgs, smem: Smem, work: Work, place: Place, o_address, number):
-    """The values that are in tensor memory, of O number `number`."""
+    """Normalize and store the values of O number `number` from tensor memory."""
     for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
         factors = read(smem, place, FACTOR, first, len(values))
         for i, value in enumerate(products_of(values, factors)):
@@ -97,7 +97,7 @@ def output(
 
 
 def store_byte(o: cute.Tensor, place: tuple, word):
-    """The low byte of a word to a place of a tensor of 8 bits, which has no conversion of a single number."""
+    """Store the low byte of a word to an 8-bit tensor: there is no conversion of a single number to 8 bits."""
     llvm.inline_asm(
         None,
         [(o.iterator + o.layout(place)).toint().ir_value(), word.ir_value()],
@@ -118,7 +118,7 @@ def log_sum_exp(
     row_max: Float32,
     row_sum: Float32,
 ):
-    """Of one row, natural logarithm; of a row without keys -inf."""
+    """Store the log-sum-exp of one row, natural logarithm; -inf for a row without keys."""
     place = rows.row_of(cfg, work, 0, row)
     if results.is_row(cfg, args, work, place):
         lse = -Float32.inf

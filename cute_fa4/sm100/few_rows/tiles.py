@@ -5,8 +5,8 @@
     O^T = V^T P^T    64 or 128 depth  query rows    128 keys      V, MN-major          P, MN-major
 
 An MMA of 128 lanes takes N in steps of 16 (PTX ISA, "Tensor Core 5th Generation: matrix shape"), so eight rows are
-loaded and multiplied as sixteen; what the softmax does, it does for eight. A line of P is at least a swizzle span of 32
-bytes: of eight bits that is N = 32.
+loaded and multiplied as sixteen, while the softmax handles only eight. A line of P is at least a swizzle span of 32
+bytes: for 8-bit P that is N = 32.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ROWS = (8, 16, 32, 64)  # query rows of a tile
 
 
 def padded_heads(heads: int) -> int:
-    """Rows of a query position of so many heads.
+    """Rows of one query position with this many heads.
 
     >>> padded_heads(1), padded_heads(5), padded_heads(7), padded_heads(8)
     (1, 8, 8, 8)
@@ -34,7 +34,7 @@ def padded_heads(heads: int) -> int:
 
 @dataclass(frozen=True)
 class SwappedTiles(Tiles):
-    """rows: query rows of the CTA; what else Tiles has."""
+    """The fields of Tiles, and rows: query rows of the CTA."""
 
     rows: int = 16
 
@@ -58,7 +58,7 @@ class SwappedTiles(Tiles):
 
     @property
     def rows_per_position(self) -> int:
-        """The next power of two, so that whole positions fit a tile whatever the group is."""
+        """The next power of two, so that whole positions fit a tile for every group size."""
         return padded_heads(self.problem.heads_per_tile)
 
     @property
@@ -73,12 +73,12 @@ class SwappedTiles(Tiles):
 
     @property
     def row_values(self) -> int:
-        """Float32 that softmax warps keep of a row in shared memory: columns.py."""
+        """float32 values that softmax warps keep per row in shared memory: columns.py."""
         return 2 + self.rows_have_scales + ("v" in self.problem.token_scales)
 
     @property
     def rows_have_scales(self) -> bool:
-        """The scores of a row are multiplied by a number of its own."""
+        """Whether the scores of each row have their own scale."""
         return self.problem.descales.q == ROW
 
     @property

@@ -1,11 +1,11 @@
 """Scales of keys where a thread owns a key: K's multiplies its scores in all rows, V's its probabilities.
 
-    S^T    s *= scale of K             one number a thread, read from global memory a key tile ahead
-    P^T    p *= scale of V / unit      before it is rounded; the row sum is that of p alone
+    S^T    s *= scale of K             one scale per thread, read from global memory one key tile ahead
+    P^T    p *= scale of V / unit      before p is rounded; the row sum takes p without it
 
-Unit as in steps/token_scales.py: the power of two above all scales of V so far. Every warp finds the largest of its 32
-keys, the four exchange theirs with the row maxima (columns.py), behind the same barrier; where the unit grows, O is
-rescaled as where a maximum does.
+The unit is as in steps/token_scales.py: the power of two above all scales of V so far. Every warp finds the largest of
+its 32 keys, and the four warps exchange theirs with the row maxima, at the same barrier (columns.py). Where the unit
+grows, O is rescaled as it is where a maximum grows.
 """
 
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from ..work import blocks, scales
 
 @dataclass(frozen=True)
 class KeyScales:
-    """What a softmax thread knows of scales of keys.
+    """The scales of keys that a softmax thread holds.
 
-    ahead  those of its key in the next key tile: of K, of V, as far as there are any
-    unit   bits of what O is in units of; None: scales of V are not of keys
+    ahead  scales of its key in the next key tile: of K and of V, where they exist
+    unit   bits of the unit of O; None: V has no scales per key
     """
 
     ahead: tuple
     unit: Int32 | None
 
     def of(self, cfg, name: str):
-        """Of k or v, of the key tile that comes next."""
+        """The scale of "k" or "v" in the next key tile."""
         return self.ahead[cfg.token_scales.index(name)]
 
 
@@ -41,7 +41,7 @@ def read(cfg, args, work, place, n, end) -> tuple:
 
 
 def begin(cfg, args, work, place) -> KeyScales | None:
-    """Before the first key tile of a work tile; None: keys have no scales."""
+    """The state before the first key tile of a work tile; None: keys have no scales."""
     if not cfg.token_scales:
         return None
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
@@ -50,14 +50,14 @@ def begin(cfg, args, work, place) -> KeyScales | None:
 
 
 def read_ahead(cfg, args, work, place, n, of_keys: KeyScales | None) -> tuple | None:
-    """Those of the key tile behind n, on their way while S of tile n is awaited."""
+    """Scales of the key tile after n, in flight while the warp waits for S of tile n."""
     if of_keys is None:
         return None
     return read(cfg, args, work, place, n + 1, work.tiles.first + work.tiles.count)
 
 
 def scaled(cfg, of_keys: KeyScales | None, scores: list) -> list:
-    """The scores of this thread's key."""
+    """The scores of this thread's key, times its scale of K."""
     if "k" not in cfg.token_scales:
         return scores
     factor = of_keys.of(cfg, "k")
@@ -74,7 +74,7 @@ def hand_in(cfg, smem: Smem, place, number, of_keys: KeyScales | None):
 
 
 def new_unit(cfg, smem: Smem, number, of_keys: KeyScales | None):
-    """Behind that exchange: bits of the unit from now on; None: there is none."""
+    """Bits of the unit after that exchange; None: there is no unit."""
     if "v" not in cfg.token_scales:
         return None
     unit = of_keys.unit
@@ -85,7 +85,7 @@ def new_unit(cfg, smem: Smem, number, of_keys: KeyScales | None):
 
 
 def weight(cfg, of_keys: KeyScales | None, unit):
-    """What P of this thread's key is multiplied by before it is rounded; None: nothing."""
+    """The factor of P of this thread's key, applied before rounding; None: no factor."""
     if "v" not in cfg.token_scales:
         return None
     (ratio,) = token_scales.in_unit([of_keys.of(cfg, "v")], Int32(unit).bitcast(Float32))
@@ -93,12 +93,12 @@ def weight(cfg, of_keys: KeyScales | None, unit):
 
 
 def grows(of_keys: KeyScales | None, unit, moved):
-    """Whether O must be rescaled: `moved`, or because of the unit."""
+    """Whether O must be rescaled: because a maximum moved, or because the unit grew."""
     return moved if unit is None else moved | (unit != of_keys.unit)
 
 
 def growth(of_keys: KeyScales | None, unit):
-    """From the unit before to this one: a factor of O; None: there is none."""
+    """The factor of O from the old unit to the new one; None: there is no unit."""
     if unit is None:
         return None
     before, now = (Int32(bits).bitcast(Float32) for bits in (of_keys.unit, unit))
@@ -106,12 +106,12 @@ def growth(of_keys: KeyScales | None, unit):
 
 
 def behind(of_keys: KeyScales | None, ahead: tuple | None, unit) -> KeyScales | None:
-    """What is known behind a key tile."""
+    """The state after a key tile."""
     return None if of_keys is None else replace(of_keys, ahead=ahead, unit=unit)
 
 
 def unit_of(states):
-    """What O is in units of, behind the last key tile; None: it has no unit."""
+    """The unit of O after the last key tile; None: there is no unit."""
     if states.of_keys is None or states.of_keys.unit is None:
         return None
     return Int32(states.of_keys.unit).bitcast(Float32)

@@ -14,7 +14,7 @@ from ..work.tile import Work
 
 
 def keep_visible(cfg, args: KernelArgs, work: Work, key, scores: list) -> list:
-    """Scores of `key` with -inf in the rows that do not see it; the rows of one position see alike."""
+    """Scores of `key` with -inf in the rows that do not see it; all rows of one position see the same keys."""
     sequence, per_position = work.sequence, cfg.tiles.rows_per_position
     out = []
     for first in range(0, len(scores), per_position):
@@ -32,7 +32,7 @@ def keep_visible(cfg, args: KernelArgs, work: Work, key, scores: list) -> list:
 
 @cute.jit
 def is_picked(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, key: Int32) -> Boolean:
-    """Whether the page table has a page for a key that is a page of its own; of keys beyond the sequence anything."""
+    """With one key per page: whether the page table has a page for a key. Undefined beyond the sequence."""
     entry, row = Int32(0), args.lengths.cache_row(work.sequence.batch)
     if key < work.sequence.num_keys:
         entry = args.page_table[row, key]
@@ -40,7 +40,7 @@ def is_picked(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, key: Int32) 
 
 
 def keep_picked(picked, scores: list) -> list:
-    """Scores of one key with -inf where it is none."""
+    """Scores of one key, or -inf if it is not picked."""
     return [select_(picked, score, Float32(MASKED)) for score in scores]
 
 
@@ -49,7 +49,7 @@ def apply_score_functions(
 ) -> list:
     """Scores after score_mod and mask_mod, row by row; indices beyond the sequence are not passed on.
 
-    factor: of the scores besides the softmax scale, or None
+    factor: of the scores in addition to the softmax scale, or None
     """
     sequence, out = work.sequence, []
     if masked:

@@ -1,13 +1,13 @@
-"""Which warp of a CTA does what.
+"""The roles of the warps of a CTA.
 
     warps   role       work
     0-3     softmax    S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
     4       mma        one thread issues every tcgen05.mma
     5       load       claims blocks, one thread issues every TMA load
-    6       values     where rows are gathered: its share are those of V (roles/values.py)
+    6       values     where rows are gathered: loads those of V (roles/values.py)
 
-224 threads could have 65,536 / 224 = 292 registers each, more than the 255 that an instruction can name: none have to
-be moved between the roles.
+224 threads could have 65,536 / 224 = 292 registers each, more than the 255 that an instruction can name, so no
+registers have to be moved between the roles.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class SwappedWarpRoles:
         return WARP_SIZE * max(self.load.stop, self.values.stop)
 
     def with_values(self) -> "SwappedWarpRoles":
-        """The same with a warp of its own for the copies of V.
+        """The same roles plus a dedicated warp for the copies of V.
 
         >>> SwappedWarpRoles().with_values().threads
         224

@@ -1,8 +1,8 @@
-"""tcgen05.cp and the tcgen05.mma of block-scaled operands, one function each; layouts/block_scales.py says what of.
+"""tcgen05.cp and the tcgen05.mma of block-scaled operands, one function each; for layouts see layouts/block_scales.py.
 
-The copies and the products that use them go through one pipe in the order in which one thread issues them, so neither
-waits for the other: PTX ISA, "tcgen05: pipelined instructions"; DeepGEMM and CUTLASS overwrite the scales of a product
-with those of the next in this way.
+The copies and the MMAs that use them execute in one pipe, in the order in which one thread issues them, so neither
+needs a wait (PTX ISA, "tcgen05: pipelined instructions"). DeepGEMM and CUTLASS rely on this to overwrite the scales of
+one MMA with those of the next.
 """
 
 from cutlass import Int32
@@ -38,7 +38,7 @@ def mma_ss(
     a_scales,
     b_scales,
 ):
-    """D (+)= A B as tensor_core.mma_ss does it, A and B multiplied by the scales of their blocks.
+    """D (+)= A B as in tensor_core.mma_ss, with A and B multiplied by the scales of their blocks.
 
     a_scales, b_scales   first column of each in tensor memory (Int32); step i takes byte i of the words
     """

@@ -1,8 +1,8 @@
 """2^x on the FMA units, for part of a tile: the special-function unit alone would bound the kernel.
 
-A B200 does 16 exponentials a clock and SM, and 8192 multiply-adds of the tensor core: for a tile of 128 x 128
-scores at depth 128 the exponentials take as long as both matrix products. So a few pairs of every 64 are computed
-by Cody and Waite's split 2^x = 2^floor(x) 2^frac(x), two at a time:
+An SM of a B200 does 16 exponentials and 8192 tensor-core multiply-adds a clock: for a tile of 128 x 128 scores
+at depth 128, the exponentials take as long as both matrix products. So a few pairs of every 64 are computed with
+Cody-Waite range reduction, 2^x = 2^floor(x) 2^frac(x), two at a time:
 
     x >= -127                     below, the exponent field would wrap
     r = x + 1.5 2^23, down        floor(x) sits in the low bits of r
@@ -10,8 +10,8 @@ by Cody and Waite's split 2^x = 2^floor(x) 2^frac(x), two at a time:
     p = 1 + c1 f + c2 f^2 + c3 f^3
     result = p's bits + (r << 23) floor(x) goes into the exponent
 
-The coefficients minimise the relative error over [0, 1] (8.8e-5, measured by its test_exp2.py); rounding P
-to bf16 costs 3.9e-3, to fp16 4.9e-4.
+The coefficients minimize the relative error over [0, 1] (8.8e-5, measured by test_exp2.py); rounding P to bf16
+costs 3.9e-3, to fp16 4.9e-4.
 """
 
 import cutlass.cute as cute
@@ -42,16 +42,16 @@ def emulated_pair(x, y):
     return _powers(fraction, rounded)
 
 
-LARGEST_EXPONENT = 128.0  # where float32 ends
+LARGEST_EXPONENT = 128.0  # the end of the range of float32
 SATURATED_SPAN = LARGEST_EXPONENT - SMALLEST_EXPONENT
 
 
 def saturated_pair(scores, scale_log2, bias):
-    """(2^x, 2^y), x and y being scale_log2 times the two scores plus bias: any numbers. Beyond 2^128 and of NaN: inf.
+    """(2^x, 2^y) for any x, y = scale_log2 * score + bias, one per score. Results beyond 2^128 and of NaN are inf.
 
-    The multiply-add that makes the exponents limits them on both sides: y = (128 - x) / 255, saturated to [0, 1], so
-    that no maximum is needed; x comes back with an error of 255 / 2^25. Saturation makes zero of NaN (PTX ISA, "fma"),
-    and y counts downwards, so that zero is the largest exponent and no NaN becomes a number.
+    The FMA that computes an exponent x also clamps it on both sides: it computes (128 - x) / 255, saturated to [0, 1],
+    so no maximum is needed. Recovering x has an error of 255 / 2^25. Saturation turns NaN into zero (PTX ISA, "fma").
+    Because x enters with a minus sign, zero is the largest exponent, so no NaN becomes a finite number.
     """
     scale = -scale_log2 * (1 / SATURATED_SPAN)
     offset = (LARGEST_EXPONENT - bias) * (1 / SATURATED_SPAN)

@@ -1,10 +1,10 @@
 """mbarriers that CTAs of a cluster raise for each other.
 
-What tensor memory holds is ordered by tcgen05.fence around the barrier, and the barrier itself may be relaxed (PTX ISA,
-"tcgen05 memory consistency model": canonical synchronization patterns). With .release.cluster and .acquire.cluster
-ptxas puts MEMBAR.ALL.GPU before the arrival and CCTL.IVALL behind the wait, as for global memory. News about shared
-memory alone have fences of their own, behind which the arrival and the wait are relaxed as well (PTX ISA,
-"membar/fence": .sync_restrict, PTX 8.6): release_shared and acquire_shared, an instruction each.
+tcgen05.fence around the barrier orders accesses to tensor memory, so the barrier itself may be relaxed (PTX ISA,
+"tcgen05 memory consistency model": canonical synchronization patterns). With .release.cluster and .acquire.cluster,
+ptxas puts MEMBAR.ALL.GPU before the arrival and CCTL.IVALL after the wait, as for global memory. For shared memory
+only, dedicated fences allow a relaxed arrival and a relaxed wait (PTX ISA, "membar/fence": .sync_restrict, PTX 8.6):
+release_shared and acquire_shared, one instruction each.
 """
 
 import cutlass.cute as cute
@@ -16,7 +16,7 @@ LONGEST_TRY_NS = 10_000_000
 
 
 def arrive_at(rank, mbarrier, relaxed: bool = True):
-    """One arrival on the mbarrier at this place in the CTA of a rank."""
+    """One arrival on the mbarrier at this address in the CTA of a rank."""
     cute.arch.mbarrier_arrive(
         mbarrier,
         peer_cta_rank_in_cluster=rank,
@@ -26,24 +26,24 @@ def arrive_at(rank, mbarrier, relaxed: bool = True):
 
 
 def release_shared():
-    """Before a relaxed arrival: what is known of writes to this CTA's shared memory goes with it."""
+    """Before a relaxed arrival: makes the arrival release earlier writes to this CTA's shared memory."""
     _asm_alone("fence.release.sync_restrict::shared::cta.cluster;")
 
 
 def acquire_shared():
-    """Behind a relaxed wait: what it brought of the cluster's shared memory is known from here on."""
+    """After a relaxed wait: acquires the released writes to shared memory of the cluster."""
     _asm_alone("fence.acquire.sync_restrict::shared::cluster.cluster;")
 
 
 def store_at(rank, pointer, word):
-    """A 32-bit word to this place of shared memory in the CTA of a rank; all three Int32."""
+    """Store a 32-bit word at this shared-memory address in the CTA of a rank; all three Int32."""
     text = "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, $0, $2;\n"
     text += "st.shared::cluster.b32 [there], $1;\n}"
     _asm(text, pointer, word, rank)
 
 
 def there(rank, address) -> Int32:
-    """The address that a place of this CTA's shared memory has in the CTA of a rank. PTX ISA, "mapa"."""
+    """The address in the CTA of a rank that corresponds to an address of this CTA. PTX ISA, "mapa"."""
     return Int32(
         llvm.inline_asm(
             T.i32(),
@@ -58,7 +58,7 @@ def there(rank, address) -> Int32:
 
 
 def send(address, value, mbarrier):
-    """A float32 to an address of another CTA, whose mbarrier counts its 4 bytes; both as of there().
+    """Send a float32 to another CTA, whose mbarrier counts its 4 bytes; both addresses come from there().
 
     PTX ISA, "st.async"
     """
@@ -74,7 +74,7 @@ def send(address, value, mbarrier):
 
 
 def wait_for_cluster(mbarrier, phase, relaxed: bool = True):
-    """Wait for a phase of an mbarrier of this CTA that others raise as well."""
+    """Wait for a phase of an mbarrier of this CTA that other CTAs raise as well."""
     order = "relaxed" if relaxed else "acquire"
     text = "{\n.reg .pred complete;\nTRY_AGAIN:\n"
     text += f"mbarrier.try_wait.parity.{order}.cluster.shared::cta.b64 complete, [$0], $1, {LONGEST_TRY_NS};\n"

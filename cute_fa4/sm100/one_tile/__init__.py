@@ -1,1 +1,1 @@
-"""The family of one query tile a CTA: even and odd key tiles side by side, merged at the end; decode."""
+"""The family of one query tile per CTA, for decode: even and odd key tiles in parallel, merged at the end."""

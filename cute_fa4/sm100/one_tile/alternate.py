@@ -1,8 +1,8 @@
 """One query tile for both softmax warpgroups: even key tiles make S0 and O0, odd ones S1 and O1 (roles/alternate.py).
 
-A work tile ends with its last product, before the next S: the tensor core then waits for one softmax. With one query
-tile it is idle most of the time anyway (a K and a V tile take 2,560 cycles of the memory and 1,024 of the tensor core
-at depth 128), and the ring goes on filling.
+A work tile ends with its last product, before the next S, so the tensor core then waits for one softmax. With one query
+tile it is idle most of the time anyway (a K and a V tile take 2,560 cycles of memory and 1,024 of the tensor core at
+depth 128), and the ring keeps filling.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def run(
 
 @dataclass(frozen=True)
 class Alternate(Order):
-    """Softmax warpgroup i has the key tiles i, i + 2, i + 4, ... of the one query tile."""
+    """Softmax warpgroup i processes the key tiles i, i + 2, i + 4, ... of the one query tile."""
 
     sum_early = True
     run = staticmethod(run)

@@ -14,18 +14,18 @@ work_ready    2       load 1                                 softmax, correction
 work_read     2       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
 work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
 
-row_scale brings a factor for each key tile of its warpgroup but the first of a work tile, and after the last its state:
-row sums and maxima. At the first key tile p_ready says that the old O has been read, not that it is rescaled. A
-warpgroup that has no key tile in a work tile (the odd one, where there is a single key tile) raises nothing for it, and
-nobody waits for it.
+row_scale brings a factor for each key tile of its warpgroup except the first of a work tile, and after the last one
+the warpgroup's row sums and maxima. At the first key tile, p_ready says that the old O has been read, not that it is
+rescaled. A warpgroup without a key tile in a work tile (the odd one, if there is a single key tile) raises no barrier
+for it, and no other warp waits for that warpgroup.
 
-Where every key has a scale (roles/token_scales.py), 32 threads of its warp read the queue too, and there are last
+With a scale per key (roles/token_scales.py), 32 threads of the scales warp read the queue too, and the last rows are
 
 barrier       number  raised by    awaited by  means
 scales_full   4       scales 32    softmax     the scales of a key tile are there
 scales_empty  4       softmax 128  scales      they have been read
 
-Where K of 8 bits has rotary columns of 16 (steps/products.py), there is
+Where 8-bit K has 16-bit rotary columns (steps/products.py), there is also
 
 barrier    number  raised by       awaited by  means
 kind_done  1       mma 1 (commit)  mma         the MMAs into S so far are done
@@ -81,7 +81,7 @@ def table(tiles: Tiles, warps: WarpRoles, kv_slots: int) -> BarrierTable:
 
 
 def rows(warps: WarpRoles, with_scales: bool = False) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order. with_scales: keys have their own."""
+    """Every barrier, in memory order. with_scales: every key has a scale."""
     softmax, correction = one_softmax(warps), every_thread(warps, "correction")
     load, mma = announced_bytes("load"), commit_by("mma")
     return (

@@ -1,7 +1,7 @@
 """SM100MHA1Q: forward attention with one query tile a CTA, for decode and other short queries.
 
-Both softmax warpgroups work on the same 128 rows: warpgroup 0 has the even key tiles, warpgroup 1 the odd ones. Steady
-state of one CTA; a line is an issue slot, not a duration:
+Both softmax warpgroups work on the same 128 rows: warpgroup 0 takes the even key tiles, warpgroup 1 the odd ones.
+Steady state of one CTA; a line is an issue slot, not a duration:
 
     load     mma             softmax 0       softmax 1       correction      note
     Q  K0    .               .               .               .
@@ -16,17 +16,17 @@ state of one CTA; a line is an issue slot, not a duration:
     .        .               sum, maximum 0  sum, maximum 1  .               their last key tiles
     .        .               .               .               O = w0 O0 + w1 O1 (roles/merge.py)
 
-Why two O and not one. With one running maximum for even and odd key tiles, the maximum of a tile waits for that of the
-tile before: the two warpgroups would take turns instead of working side by side, and each key tile would pay the whole
-way from S to the next maximum. Two states need no word from each other until the end. The merge costs a row one more
-read of 128 columns and two exponentials a work tile, not a key tile; tensor memory has the columns (S0, S1, O0, O1 are
-512 of 512 at depth 128), and a maximum that belongs to half of the keys moves less often.
+Why two O accumulators: with one running maximum for even and odd key tiles, the maximum of a tile would wait for that
+of the previous tile. The two warpgroups would take turns instead of running in parallel, and each key tile would pay
+the full latency from S to the next maximum. Two states are independent until the end. Per row, the merge costs one more
+read of 128 columns and two exponentials per work tile, not per key tile. Tensor memory has room (S0, S1, O0, O1 are
+512 of 512 columns at depth 128), and a maximum over half of the keys moves less often.
 
-What limits this kernel is memory: a key tile of depth 128 is 64 KiB, 2,560 clocks of an SM's share of HBM, 1,024 of the
-tensor core. So the order of the products is the simplest that keeps two chains apart (alternate.py), and the bytes of
-the second query tile have gone to the ring.
+This kernel is memory-bound: a key tile of depth 128 is 64 KiB, 2,560 clocks of an SM's share of HBM, and 1,024 of the
+tensor core. So the order of the products is the simplest that keeps two chains independent (alternate.py), and the
+bytes of the second query tile go to the ring.
 
-Read next: barriers.py (the table), alternate.py, roles/alternate.py (the products and who has which key tile) and
+Read next: barriers.py (the table), alternate.py, roles/alternate.py (the products and the split of key tiles) and
 merge.py, then the roles of the other families: roles/softmax.py, key_tile.py, load.py, work/queue.py.
 """
 

@@ -1,4 +1,4 @@
-"""OneTile: one query tile of 128 rows a CTA; one softmax warpgroup has its even key tiles, the other its odd ones.
+"""OneTile: one query tile of 128 rows per CTA; softmax warpgroup 0 takes even key tiles, warpgroup 1 odd ones.
 
     FA4Config(qk_depth=128, schedule=OneTile())    bf16
 
@@ -6,8 +6,8 @@
     0        BN       2 BN       2 BN + ov             Q | ring of kv slots | two chunks of O | row scale | row max
     | S0 P0  |  S1 P1  |   O0   |   O1   |             | work queue | mbarriers
 
-The bytes of the second query tile are another slot of the ring (two at depth 64): five tiles of 32 KiB at depth 128, of
-which about three are on their way while one is read; 64 KiB in flight an SM are what HBM asks for.
+The bytes of the second query tile become another slot of the ring (two at depth 64): five tiles of 32 KiB at depth 128,
+about three of them in flight while one is read. HBM needs 64 KiB in flight per SM.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from .smem_map import OneTileSmem, smem_map
 class OneTile(RowSchedule):
     """The schedule of SM100MHA1Q; its choices are those of RowSchedule.
 
-    warps   correction needs fewer registers here than with two tiles, and what addresses either chain needs more
+    warps   correction needs fewer registers here than with two tiles; warps that address either chain need more
     """
 
     family: ClassVar[str] = "mha1q"
@@ -40,7 +40,7 @@ class OneTile(RowSchedule):
     warps: WarpRoles = WarpRoles(correction_registers=80, other_registers=48)
 
     def warps_of(self, problem: Problem) -> WarpRoles:
-        """With scales of keys softmax has more registers: those of correction, which merges two outputs at the end."""
+        """With scales of keys, softmax gets registers from correction, which merges two outputs at the end."""
         warps = super().warps_of(problem)
         if problem.token_scales and self.warps == OneTile.warps:
             warps = replace(warps, softmax_registers=200, correction_registers=64)
@@ -61,7 +61,7 @@ class OneTile(RowSchedule):
 
 @lru_cache(maxsize=1024)
 def layout(schedule: OneTile, tiles: Tiles) -> tuple[BarrierTable, OneTileSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory depend on each other: the ring gets the memory left by a kernel without slots."""
     warps = schedule.warps_of(tiles.problem)
     empty = barriers.table(tiles, warps, 0)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)

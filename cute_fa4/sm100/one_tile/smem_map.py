@@ -4,11 +4,11 @@
     q             q_bytes                    Q
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
     k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
-    o             2 * o_chunk_bytes          chunks of O on their way to global memory
+    o             2 * o_chunk_bytes          chunks of O in flight to global memory
     row_scale     1024                       row scale: one f32 for each softmax thread
-    row_max       1024                       row maximum: another, when a warpgroup has no more key tiles
-    scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
-    row_unit      0, or 2048                 and where those of V do: what O of a row is in units of, twice
+    row_max       1024                       row maximum: likewise, after the last key tile of a warpgroup
+    scales        0, or 4 * a slot           if keys have scales: a ring of scales (steps/token_scales.py)
+    row_unit      0, or 2048                 if V has scales: the unit of each row's O, twice
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address

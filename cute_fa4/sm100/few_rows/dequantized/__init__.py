@@ -1,1 +1,1 @@
-"""The family for few query rows of 16 bits over keys of 8: four warps widen the key tiles to fp16 in the CTA."""
+"""The family for few query rows of 16 bits over 8-bit keys: four warps of the CTA convert key tiles to fp16."""

@@ -1,4 +1,4 @@
-"""Every mbarrier of the kernel that widens its keys: who raises it, who waits for it, how many arrivals that takes.
+"""Every mbarrier of the kernel that dequantizes keys: who raises it, who waits for it, how many arrivals that takes.
 
 barrier       number  raised by                         awaited by           means
 q_full        1       load 1 (+ bytes)                  widen                the Q tile is in shared memory
@@ -17,7 +17,7 @@ work_ready    2       load 1                            softmax, mma, widen  a w
 work_read     2       softmax 128 + mma 32 + widen 128  load                 the announcement has been read
 work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
 
-At the first key tile of a work tile p_ready also says that the old O has been read.
+At the first key tile of a work tile, p_ready also says that the old O has been read.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -50,19 +50,19 @@ from .. import barriers as swapped
 from .warp_roles import WidenedWarpRoles
 
 BUFFERS = (
-    2  # of K and V in fp16, by key tile & 1; of what is known of Q, by work tile with keys & 1
+    2  # of K and V in fp16, by key tile & 1; of the row scales of Q, by work tile with keys & 1
 )
-BUFFER = swapped.S_BUFFER  # there are two of each
+BUFFER = swapped.S_BUFFER  # two of each
 
 
 def table(warps: WidenedWarpRoles, kv_slots: int, clusters: bool = False) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots; clusters: as few_rows/barriers.py has it."""
+    """The table of a kernel whose ring has kv_slots slots; clusters: as in few_rows/barriers.py."""
     of_cluster = swapped.cluster_rows() * clusters
     return BarrierTable(rows(warps) + of_cluster, swapped.table(warps, kv_slots).numbers)
 
 
 def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of swapped operands, with the widening between the ring and the MMA."""
+    """Every barrier, in memory order: the swap-AB barriers, plus dequantization between the ring and the MMA."""
     widen = every_thread(warps, "widen")
     changed = {
         "q_full": {"awaited_by": "widen"},
@@ -75,7 +75,7 @@ def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
 
 
 def of_queue(warps: WidenedWarpRoles) -> dict[str, dict]:
-    """What is different about the work queue where warps that widen read it, too; by barrier."""
+    """Changes to the barriers of the work queue, which the `widen` warps read too; by barrier."""
     ready, read, _ = queue_rows(warps, (*swapped.READERS, "widen"))
     return {
         "work_ready": {"awaited_by": ready.awaited_by},

@@ -1,11 +1,11 @@
-"""SM100MHAWiden: decode with queries of 16 bits from a cache of 8, which four warps widen inside of the CTA.
+"""SM100MHAWiden: decode with 16-bit queries over an 8-bit cache, which four warps of the CTA convert to fp16.
 
-Half of the bytes come from memory, and only the cache has the error of 8 bits: K and V are exact in fp16, so is Q once
-its rows are scaled, and P is fp16. The products and the softmax are those of mhaswap.
+Memory delivers half the bytes of a 16-bit cache, and only the cache has 8-bit error: K and V are exact in fp16, and so
+is Q once its rows are scaled. P is fp16. The products and the softmax are those of mhaswap.
 
 Steady state of one CTA. A line is an issue slot, not a duration.
 
-    load     widen            mma               softmax                           note
+    load     `widen`          mma               softmax                           note
     Q K0     .                .                 .
     V0       Q, K0            .                 .                                 a slot is free when it has been read
     K1       V0               S[0] = K0 Q       .
@@ -13,11 +13,11 @@ Steady state of one CTA. A line is an issue slot, not a duration.
     K2       V1               S[1] = K1 Q       P0 to shared memory
     V2       K2               O = V0 P0         P1 = 2^(S[1] - m)                 V0 is free, K0 was with S[0]
 
-A key tile of depth 128 takes 1,280 cycles of a B200's memory, half of what 16 bits take. What it takes of shared memory
-(128 bytes a cycle): 256 to arrive, 256 to be read, 256 for V in fp16 to be written and 256 to be multiplied. K goes to
-tensor memory instead, which is why it fits. The conversions are some 300 (docs/decisions/0018).
+A key tile of depth 128 takes 1,280 cycles of a B200's memory, half of a 16-bit tile. It takes 1,024 cycles of shared
+memory (128 bytes a cycle): 256 to arrive, 256 to be read, 256 to write V in fp16, and 256 to multiply it. K goes to
+tensor memory instead, so it all fits. The conversions take about 300 cycles (docs/decisions/0018).
 
-Read next: widen.py, queries.py, products.py, tiles.py, barriers.py, and few_rows/kernel.py.
+Read next: `widen.py`, queries.py, products.py, tiles.py, barriers.py, and few_rows/kernel.py.
 """
 
 import cutlass.cute as cute

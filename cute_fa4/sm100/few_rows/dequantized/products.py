@@ -1,7 +1,7 @@
 """MMA warp: S^T = K Q^T and O^T += V^T P^T, issued by one thread, with K in tensor memory.
 
-The order is that of few_rows/products.py. What is waited for comes from the widen warps, in two buffers by key tile:
-who raises k_wide of a work tile's first K has seen its Q, or written it, before.
+The order is that of few_rows/products.py. The operands come from the `widen` warps, in two buffers by key tile. These
+warps have waited for Q of a work tile, or written it, before they raise k_wide for its first K.
 """
 
 import cutlass
@@ -51,7 +51,7 @@ def finish_tile(
 ):
     """P V of key tile number `tile` of the CTA.
 
-    pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+    pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits.
     """
     buffer = tile & 1
     events.v_wide.wait(buffer, tile >> 1 & 1)

@@ -1,12 +1,12 @@
-"""Queries: bf16 -> fp16 where they lie, each row times a power of two, and the softmax's end of it.
+"""Queries: bf16 -> fp16 in place, each row times a power of two, which the softmax takes out of the scores.
 
-fp16 has three mantissa bits more than bf16 and three exponent bits less. So a row is multiplied by the power of two
-that brings its largest number to 2^14 .. 2^15, and its scores by the inverse. That is exact, but for numbers below
-2^-28 of the largest of their row, which lose what lies below 2^-39 of it.
+fp16 has three more mantissa bits than bf16 and three fewer exponent bits. So a row is multiplied by the power of two
+that brings its largest element to 2^14 .. 2^15, and its scores by the inverse. This is exact except for elements below
+2^-28 of the largest of their row, which lose the bits below 2^-39 of it.
 
     row       2^e <= largest < 2^(e + 1)      Q * 2^(14 - e) as fp16      scores * 2^(e - 14)
 
-What is not finite is left out of the largest, and stays what it is. Queries of fp16 are not touched.
+The maximum ignores non-finite elements, which stay unchanged. Queries of fp16 are not touched.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ FACTOR_FIELD = 2 * EXPONENT_BIAS + TARGET_LOG2  # less the field of the largest:
 
 
 def widen(cfg, smem: Smem, thread, number):
-    """Every row of Q, by 128 threads: a row by as many as it has pieces of 16 bytes. number: of Qs before."""
+    """Convert all rows of Q with 128 threads, one thread per 16-byte piece of a row. number: of earlier Q tiles."""
     tile = cfg.tiles.q_tile
     threads_of_row = cfg.tiles.padded_qk_depth // PIECE
     rows_at_once = cfg.warps.threads_of("widen") // threads_of_row
@@ -46,16 +46,16 @@ def widen(cfg, smem: Smem, thread, number):
         words = load_piece(address)
         factor, inverse = factors(largest_of_row(words, threads_of_row))
         store_piece(address, scaled(words, factor))
-        smem.q_scales[(row, number & 1)] = inverse  # the threads of a row say the same
+        smem.q_scales[(row, number & 1)] = inverse  # all threads of a row write the same value
 
 
 def halves(word) -> tuple:
-    """The two numbers of 16 bits in a word, in the upper half of a word each."""
+    """The two 16-bit values of a word, each in the upper half of its own word."""
     return word << 16, word & -0x10000
 
 
 def largest_of_row(words: list, threads: int):
-    """Bits of the largest finite size in a row, of which each of so many threads has a piece."""
+    """Bits of the largest finite magnitude in a row, of which each of `threads` threads has a piece."""
     largest = Int32(0)
     for word in words:
         for half in (word & 0x7FFF, (word >> 16) & 0x7FFF):
@@ -68,7 +68,7 @@ def largest_of_row(words: list, threads: int):
 
 
 def factors(largest) -> tuple:
-    """-> (2^(14 - e), its inverse), of a row whose largest size has these bits; both are normal numbers."""
+    """-> (2^(14 - e), its inverse), of a row whose largest magnitude has these bits; both are normal numbers."""
     highest = 2 * EXPONENT_BIAS - 1
     field = minimum(FACTOR_FIELD - (largest >> MANTISSA_BITS_OF_BF16), highest)
     of_inverse = 2 * EXPONENT_BIAS - field
@@ -85,7 +85,7 @@ def scaled(words: list, factor) -> list:
 
 @dataclass(frozen=True)
 class WithQueries(softmax.OwnScales):
-    """Where the softmax finds what the scores of a row are multiplied by: it comes with Q (few_rows/softmax.py)."""
+    """The source of the scales of rows for the softmax (few_rows/softmax.py): they come with Q."""
 
     def none_before(self):
         return Int32(0)
@@ -106,7 +106,7 @@ def publish_scales(
     place: Place,
     number: Int32,
 ):
-    """The scales of this lane's rows, to all lanes of the warp; of a work tile without keys there are none."""
+    """Publish the scales of this lane's rows to all lanes of the warp; a work tile without keys has none."""
     if work.tiles.count > 0:
         events.q_wide.wait(number & 1, number >> 1 & 1)
         own = []

@@ -1,4 +1,4 @@
-"""WidenedTile: one tile of 8 to 32 query rows of 16 bits a CTA, over keys of 8 bits that are widened on their way.
+"""WidenedTile: one tile of 8 to 32 query rows of 16 bits per CTA, over 8-bit keys that the CTA converts to fp16.
 
     FA4Config(kv_dtype="e4m3", schedule=WidenedTile(rows=8), pack_gqa=True, group=8)
 
@@ -7,7 +7,7 @@
     | S0   |  S1   |   O   |   K0   |   K1     |             | scales of rows | work queue | mbarriers
       lanes: keys   depth     lanes: keys
 
-n: rows, at least 16. P is fp16, so that only the cache has the error of 8 bits: docs/decisions/0018.
+n: rows, at least 16. P is fp16, so only the cache has 8-bit error: docs/decisions/0018.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from .tiles import WidenedTiles
 from .warp_roles import WidenedWarpRoles
 
 HIGHEST = 32  # rows of a tile: a softmax thread of 64 rows needs more than the 168 registers that 320 threads get
-LEAST_SLOTS = 4  # K and V of a key tile while those of the one before are widened
+LEAST_SLOTS = 4  # K and V of a key tile while those of the previous one are dequantized
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class WidenedTile(SwappedTile):
         return TmemMap(s, (), (o,), used, p_apart=False)
 
     def k_columns(self, problem: Problem) -> tuple[int, ...]:
-        """First columns of K of the key tiles in turn."""
+        """First columns of the K buffers, which key tiles use in turn."""
         tiles, first = self.tiles(problem), (S_BUFFERS + 1) * self.tiles(problem).q_box_rows
         return tuple(first + i * tiles.k_columns for i in range(barriers.BUFFERS))
 
     def warps_of(self, problem: Problem) -> WidenedWarpRoles:
-        return self.warps  # one warp copies
+        return self.warps  # a single load warp
 
     def layout(self, problem: Problem) -> tuple[BarrierTable, WidenedSmem]:
         return layout(self.warps, self.tiles(problem), self.cluster_parts > 1)
@@ -94,7 +94,7 @@ class WidenedTile(SwappedTile):
 def layout(
     warps: WidenedWarpRoles, tiles: WidenedTiles, clusters: bool
 ) -> tuple[BarrierTable, WidenedSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory depend on each other: the ring gets the memory left by a kernel without slots."""
     without_ring = barriers.table(warps, 0, clusters)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))
     table = barriers.table(warps, slots, clusters)

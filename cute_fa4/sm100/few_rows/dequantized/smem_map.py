@@ -1,4 +1,4 @@
-"""Shared memory of a CTA that widens its keys, from byte 0 to the last mbarrier.
+"""Shared memory of a CTA that dequantizes its keys, from byte 0 to the last mbarrier.
 
     field         bytes                      what
     q             q_tile_bytes               Q: at least 16 rows
@@ -6,14 +6,14 @@
     v             2 * v_tile.nbytes          V in fp16, of two key tiles in turn
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    as in few_rows/smem_map.py, from here on
-    row_values    2 * 512                    of bf16 queries 3 * 512
-    parts         4 rows (depth + 2)         in a cluster: what its CTAs send of the rows merged here
-    q_scales      2 * 4 * rows, at least 16  what the scores of a row are multiplied by, of two work tiles in turn
+    row_values    2 * 512                    with bf16 queries 3 * 512
+    parts         4 rows (depth + 2)         in a cluster: parts of the rows merged here, from all its CTAs
+    q_scales      2 * 4 * rows, at least 16  scale of each row's scores, of two work tiles in turn
     work_queue    112
     mbarriers     8 * barriers.total
     tmem_address  4
 
-At depth 128 and 16 rows the ring has nine slots, 144 KiB on their way.
+At depth 128 and 16 rows the ring has nine slots, so 144 KiB are in flight.
 """
 
 from dataclasses import dataclass

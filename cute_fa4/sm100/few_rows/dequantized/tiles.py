@@ -1,11 +1,11 @@
-"""WidenedTiles: tiles of few query rows of 16 bits, whose keys come as rows of 8 bits and are multiplied as fp16.
+"""WidenedTiles: tiles of few query rows of 16 bits, whose keys arrive as 8-bit rows and are multiplied as fp16.
 
                   in the ring, from memory          as the MMA takes it
     K             128 keys x 128 bytes              fp16 in tensor memory: a key is a lane, two columns of K a column
     V             128 keys x 128 bytes              fp16 in shared memory, MN-major: a line for each key
     Q             rows x 2 * depth bytes            fp16 in the same place, K-major
 
-A row of the ring is one swizzle span whatever the depth is: TMA fills columns beyond it with zeros.
+A row of the ring is one swizzle span at any depth: TMA fills columns beyond the depth with zeros.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ RING_DEPTH = SWIZZLE_BYTES  # columns of a row of the ring, a byte each
 
 @dataclass(frozen=True)
 class WidenedTiles(SwappedTiles):
-    """What SwappedTiles has; sizes of K and V in the ring are those of 8 bits."""
+    """The fields of SwappedTiles; sizes of K and V in the ring are those of 8-bit data."""
 
     @staticmethod
     def of(problem: Problem, rows: int) -> "WidenedTiles":
@@ -66,7 +66,7 @@ class WidenedTiles(SwappedTiles):
 
     @property
     def pages_come_whole(self) -> bool:
-        """A row has one chunk: there is nothing to fold."""
+        """False: a row has one chunk, so there is nothing to fold."""
         return False
 
     @property

@@ -1,12 +1,12 @@
-"""Which warp of a CTA does what.
+"""The roles of the warps of a CTA.
 
     warps   role       work
     0-3     softmax    S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
     4       mma        one thread issues every tcgen05.mma
     5       load       claims blocks, one thread issues every TMA load
-    6-9     widen      K and V of 8 bits -> fp16; Q of bf16 -> fp16; a thread owns a key
+    6-9     `widen`    K and V of 8 bits -> fp16; Q of bf16 -> fp16; a thread owns a key
 
-ptxas gives 320 threads 168 registers each, enough up to 32 rows: none have to be moved between the roles.
+ptxas gives 320 threads 168 registers each, enough up to 32 rows, so none have to be moved between the roles.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""Widen warps: K and V of 8 bits from the ring -> fp16 where the MMA takes them. A thread owns a key.
+"""The `widen` warps: 8-bit K and V from the ring -> fp16 where the MMA reads them. A thread owns a key.
 
-    K     the key's lane of tensor memory, two columns of K a column: neither written to shared memory nor read from it
+    K     the key's lane of tensor memory, two columns of K per column: no write to shared memory and no read from it
     V     the key's line in shared memory, as TMA would have written it
 
-Per key tile and thread: 2 loads of 16 bytes for 32 columns, an instruction for two numbers, 16 bytes stored for 8
-columns of V. For every work tile first Q (queries.py). A slot of the ring is free as soon as it has been read.
+Per key tile, a thread does 2 loads of 16 bytes for 32 columns, one conversion for two elements, and one store of 16
+bytes for 8 columns of V. Every work tile starts with Q (queries.py). A slot of the ring is free once it has been read.
 """
 
 import cutlass
@@ -24,7 +24,7 @@ PIECES_OF_STORE = 4  # of K: 32 columns of tensor memory
 
 
 def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int) -> list:
-    """Columns of a key as words of two fp16: so many pieces from number `first` on."""
+    """Columns of a key as words of two fp16: `number` pieces from piece `first` on."""
     tile, words = cfg.tiles.ring_tile, []
     address = smem.kv_address + slot * cfg.tiles.kv_slot_bytes
     for piece in range(first, first + number):
@@ -33,7 +33,7 @@ def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int) -> list:
 
 
 def widen_k(cfg, smem: Smem, slot, key, k_address):
-    """K of a key to its lane, as far as it is contracted."""
+    """K of a key to its lane: the columns that the MMA contracts."""
     pieces = cfg.tiles.qk_mma_shape[2] // COLUMNS
     for first in range(0, pieces, PIECES_OF_STORE):
         words = read_pieces(cfg, smem, slot, key, first, min(PIECES_OF_STORE, pieces - first))
@@ -45,7 +45,7 @@ def widen_k(cfg, smem: Smem, slot, key, k_address):
 
 
 def powers_of_two(number: int) -> list:
-    """Numbers of registers that one tcgen05.st takes, and where each begins.
+    """Register counts that one tcgen05.st takes, and where each begins.
 
     >>> powers_of_two(32), powers_of_two(24)
     ([(32, 0)], [(16, 0), (8, 16)])
@@ -111,7 +111,7 @@ def run(
 ):
     """Every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
-    key = thread % cfg.tiles.BN  # a warp's lanes of tensor memory are those of its number
+    key = thread % cfg.tiles.BN  # the warp number determines its lanes of tensor memory
     at = Slot(Int32(0), Int32(0))
     tile, number, of_q = Int32(0), Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count

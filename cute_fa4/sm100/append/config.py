@@ -16,8 +16,8 @@ class AppendConfig:
 
     dtype      "bf16", "fp16", "e4m3" or "e5m2", of the cache
     new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits; None: that of the cache
-    descales   Scales of k and v, or their letters: new rows are divided by them before they are rounded. "head": by
-               the caller's; "row": by one of their own, which is written
+    descales   Scales of k and v, or their letters: new rows are divided by them before rounding. "head": scales from
+               the caller; "row": one scale per row, which the kernel computes and writes
     depth      head dim of K; rows are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
@@ -45,7 +45,7 @@ class AppendConfig:
             object.__setattr__(self, "new_dtype", self.dtype)
 
     def contradictions(self) -> list[str]:
-        """Why there is no such kernel: each with value and remedy."""
+        """Reasons why no such kernel exists, each with value and remedy."""
         why, accepted = [], (self.dtype,)
         if is_quantized(self.dtype):
             accepted = (self.dtype, *UNQUANTIZED)
@@ -63,7 +63,7 @@ class AppendConfig:
 
     @property
     def quantises(self) -> bool:
-        """New rows are wider than those of the cache."""
+        """Whether new rows are quantized: they have more bits than those of the cache."""
         return self.new_dtype != self.dtype
 
     @property
@@ -77,7 +77,7 @@ class AppendConfig:
 
     @property
     def pieces(self) -> int:
-        """Copies that a row of K takes, and behind them those of a row of V."""
+        """Copies of a new row: those of K, then those of V."""
         return (self.depth + self.depth_v) // self.elements
 
     @property

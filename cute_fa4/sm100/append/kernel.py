@@ -6,16 +6,16 @@
     cache      dense (batch, seqlen, heads, depth)         row (b, position)
                paged (num_pages, page_size, heads, depth)  row (page_table[b, position // page_size],
                                                                 position % page_size)
-               with cache_batch_idx                     b there is cache_batch_idx[b]
+               with cache_batch_idx                     cache_batch_idx[b] takes the place of b
 
-A thread's number is (row, head, piece of the row), the piece fastest: eight threads copy 128 contiguous bytes. The
+A thread's index is (row, head, piece of the row), the piece fastest: eight threads copy 128 contiguous bytes. The
 pieces of V follow those of K. Head-first caches are the same tensors with other strides.
 
-New rows of 16 bits for a cache of 8 are quantised: x / scale of the sequence and head, rounded, and cut to the largest
-number of the dtype (NaN stays NaN). A thread then loads 32 bytes for the 16 that it stores.
+New 16-bit rows for an 8-bit cache are quantized: x / scale of the sequence and head, rounded, and clamped to the
+largest number of the dtype (NaN stays NaN). A thread then loads 32 bytes for the 16 that it stores.
 
-Or every new row and head gets a scale of its own, largest |x| over the largest number of the dtype, 1 for a row of
-zeros: each thread of the row finds it, from all of the row, which the others read as well, and the first writes it.
+Alternatively every new row and head gets its own scale: largest |x| over the largest number of the dtype, or 1 for a
+row of zeros. Each thread of the row computes the scale from the whole row, and the first thread writes it.
 
 The host does not read the device's lengths, so a row whose position lies outside the cache, or whose page does not
 exist, is dropped here.
@@ -81,9 +81,9 @@ def quantise_piece(
 
 @cute.jit
 def scale_of(source: cute.Tensor, depth: cutlass.Constexpr, largest: cutlass.Constexpr) -> Float32:
-    """What a row is divided by so that its largest number becomes the largest of its dtype.
+    """The divisor that maps the largest magnitude of a row to the largest number of its dtype.
 
-    1 for a row of zeros, or of numbers so small that this would be no normal one; NaN where the row has a NaN.
+    1 for a row of zeros, or where the scale would not be a normal number; NaN where the row has a NaN.
     """
     found = Float32(0.0)
     each = VECTOR_BYTES * 8 // source.element_type.width
@@ -152,7 +152,7 @@ class AppendKernel:
         offsets           packed: (batch + 1,) int32
         page_table        paged: (batch, pages) int32
         cache_batch_idx   (batch,) int32: of the cache, or the page table
-        descales          f32, what cfg.descales names: (batch, heads), those of rows as the cache without depth
+        descales          f32, those in cfg.descales: (batch, heads), or for rows the cache's shape without depth
         """
         cfg = self.cfg
         heads = new_k.shape[-2]

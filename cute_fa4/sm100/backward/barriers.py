@@ -1,8 +1,8 @@
 """The barriers of the backward pass: who raises each, who waits for it.
 
     barrier        means
-    own_full       an own tile is there: Q, dO or K, V
-    other_full     a tile of a slot is there; the first brings the numbers of its queries where keys are owned
+    own_full       an own tile has arrived: Q, dO or K, V
+    other_full     a tile of a slot has arrived; where keys are owned, the first brings L and delta of its queries
     other_empty    the products that read the slot have completed
     s_ready        S is in tensor memory
     s_read         S has been read, and where keys are owned P is written over it
@@ -33,7 +33,7 @@ PAIR = "pair"  # the two tiles of an owner
 
 
 def table(owns_keys: bool) -> BarrierTable:
-    """Of one of the two kernels; they differ in what s_read says."""
+    """The table of one of the two kernels; they differ only in the meaning of s_read."""
     load, mma, compute = (
         announced_bytes("load"),
         commit_by("mma"),

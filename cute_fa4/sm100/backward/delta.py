@@ -1,16 +1,16 @@
-"""The kernel before the two: for every query the sum of dO * O, and its log-sum-exp as a power of two.
+"""The kernel before the two: for every query the sum of dO * O, and the log-sum-exp in units of log2.
 
     dS = P (dP - delta) scale,  delta = sum over keys of P dP - dL = dO . O - dL
 
 dL, the gradient of the log-sum-exp itself, is 0 unless a call has used it.
 
-Sixteen lanes have a row, eight columns each: a warp reads two rows of 256 bytes at a time. What is written for a
-tile of 128 queries are 1 KiB in one piece: 128 log-sum-exps times log2(e), 128 deltas. The other kernels take that by
-one bulk copy, and so need no limit of queries: where there is no query, or one that sees no key, the log-sum-exp is
-+inf, and P = 2^(c S - inf) is 0 whatever S is.
+Sixteen lanes process a row, eight columns each: a warp reads two rows of 256 bytes at a time. The output for a tile of
+128 queries is a contiguous 1 KiB: 128 log-sum-exps times log2(e), then 128 deltas. The other kernels load it with one
+bulk copy and need no bound on the queries: where there is no query, or one that sees no key, the log-sum-exp is +inf,
+and P = 2^(c S - inf) is 0 for any S.
 
-A kernel of its own, because the owner of keys would need the number once for each of its tiles of queries: a load of O
-for each, which is half as many bytes again as its loop has.
+Delta has a separate kernel because the owner of keys would otherwise compute it for each of its query tiles. It would
+then load O for each tile, and its mainloop would load half as many bytes again.
 """
 
 import cutlass

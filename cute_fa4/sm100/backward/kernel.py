@@ -2,9 +2,9 @@
 
     S = Q K^T    P = 2^(c S - L)    dP = dO V^T    dS = P (dP - delta) scale    dQ = dS K    dK = dS^T Q    dV = P^T dO
 
-Two kernels compute S and dP, each for what it owns. That is seven products instead of five, and no gradient is ever
-added to in global memory: no atomics, no order of CTAs to wait for, no float32 copy of dQ. The same inputs give the
-same bits, and a sequence has the gradients that it has alone.
+Two kernels compute S and dP, each for the side it owns. That takes seven products instead of five, but no gradient
+accumulates in global memory: no atomics, no waiting for an order of CTAs, no float32 copy of dQ. The same inputs give
+the same bits, and a sequence in a batch has the same gradients as alone.
 
 One CTA, in time (owner of keys; the other one has no dV):
 
@@ -30,12 +30,12 @@ from .config import GRANULE, ROWS, STATS, BackwardConfig
 from .operands import OwnerArgs
 from .work import Sizes, tiles_of, work_of
 
-SET_UP = 2  # named barrier: mbarriers and tensor memory are there
+SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
 
 
 @dataclass(frozen=True)
 class CTA:
-    """What the roles of a CTA share."""
+    """State that the roles of a CTA share."""
 
     own_address: Int32
     ring_address: Int32

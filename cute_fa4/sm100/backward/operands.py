@@ -1,7 +1,7 @@
-"""What crosses the boundary of the kernels: TMA descriptors of tiles, and where a tile of a sequence is.
+"""Arguments of the kernels: TMA descriptors of tiles, and where a tile of a sequence is.
 
-Loads and stores of dense tensors are cut by the tensor's extent, those of packed ones at the end of the sequence: what
-lies behind it reaches no product and is not written (tma/tensor_maps.py).
+Loads and stores of dense tensors are clipped at the tensor's extent, those of packed ones at the end of the sequence.
+Rows after that end reach no product and are not written (tma/tensor_maps.py).
 """
 
 from dataclasses import dataclass

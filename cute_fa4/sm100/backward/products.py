@@ -1,10 +1,10 @@
-"""MMA warp: for every tile S and dP, then the sums, issued by one thread.
+"""MMA warp: one thread issues S and dP of every tile, then the sums.
 
     turn n       dV += P[n] dO    S[n+1]    dK += dS[n] Q    dP[n+1]        queries are owned: no dV, dQ += dS[n] K
     waits for    P[n]             Q[n+1]    dS[n]            dO[n+1]
 
 While the compute warps make dS[n], the tensor core makes S[n+1]; while they make P[n+1], it adds dS[n] Q and makes
-dP[n+1]. S[n+1] overwrites P[n] behind the product that reads it, dP[n+1] likewise dS[n]: MMAs run in order.
+dP[n+1]. S[n+1] overwrites P[n] after the product that reads it, and dP[n+1] overwrites dS[n]: MMAs run in order.
 """
 
 import cutlass
@@ -25,7 +25,7 @@ STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step
 
 
 def multiply(owner, cta, tmem, slot: Slot, i: int):
-    """S (i = 0) or dP (i = 1) of own tile i and tile i of a slot; both are there."""
+    """S (i = 0) or dP (i = 1) of own tile i and tile i of a slot; both are ready."""
     tile, behind = owner.tiles[i], i * owner.tiles[0].nbytes
     own, high, steps = mma_tile(tile, cta.own_address + behind, tile.num_steps)
     ring = cta.ring_address + slot.index * owner.slot_bytes + behind
@@ -60,7 +60,7 @@ def column_of_step(step: int) -> int:
 
 @cute.jit
 def make(owner: cutlass.Constexpr, cta, tmem: Int32, slot: Slot, i: cutlass.Constexpr, n: Int32):
-    """S or dP of turn n, as soon as its tiles are there."""
+    """S or dP of turn n, as soon as its tiles are ready."""
     if n == 0:
         cta.own_full.wait(i, 0)
     cta.other_full.wait(2 * slot.index + i, slot.phase)

@@ -1,4 +1,4 @@
-"""P of scores, and what dS has in its place: P times the derivative of score_mod, both 0 where mask_mod hides the key.
+"""P of scores, and the weight that dS uses instead: P times the slope of score_mod; both 0 where mask_mod hides keys.
 
     without functions   P = 2^(c S - L)                          the same
     with score_mod f    P = 2^(log2(e) f(scale S) - L)           P f'(scale S)
@@ -17,7 +17,7 @@ from .work import Place, Work, q_head
 
 
 def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: list) -> list:
-    """What functions are told of each score of an own row besides its value; indices stay within the sequence."""
+    """Arguments of functions after the score, for each score of an own row; indices stay within the sequence."""
     of, head, own = work.sequence, q_head(owner, work, place), work.row + row
     out = []
     for column in columns:
@@ -32,7 +32,7 @@ def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: 
 
 
 def of_scores(cfg, args: OwnerArgs, scores: list, lse: list, where: list) -> tuple[list, list]:
-    """-> (P, what dS has in its place). lse: of each score, in powers of two; where: as places() gives it."""
+    """-> (P, the weights that dS uses instead). lse: of each score, in units of log2; where: as places() returns it."""
     p, of_ds = [], []
     for score, subtracted, at in zip(scores, lse, where, strict=True):
         slope = 1.0

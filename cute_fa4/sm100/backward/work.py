@@ -1,10 +1,10 @@
-"""Which rows a CTA owns, and which tiles of the other side they meet.
+"""The rows that a CTA owns, and the tiles of the other side that they meet.
 
-A query i stands at position i + Sk - Sq, whatever keys may be seen. Masks say which bands of keys it sees, and which
-bands of positions see a key (blueprint/bands.py). So of both owners a row sees bands of the other side, whose ends
-never decrease from row to row: the first row of a tile bounds what all rows see on the right, the last one on the left.
+Query i has position i + Sk - Sq, regardless of which keys are visible. Masks give the bands of keys that a query sees,
+and the bands of positions that see a key (blueprint/bands.py). So for both owners a row sees bands of the other side,
+whose ends never decrease with the row: a tile's first row bounds what all rows see on the right, its last on the left.
 
-Where keys are owned, every query head of the group passes by, one after the other: dK and dV of a group are summed in
+Where keys are owned, a CTA processes the query heads of the group in turn: dK and dV of a group are summed in
 tensor memory, always in the same order.
 """
 
@@ -20,7 +20,7 @@ from .config import ROWS
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a call."""
+    """Sizes of a call."""
 
     batch: Int32
     seqlen_q: Int32  # packed: of the longest sequence
@@ -39,7 +39,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Sequence:
-    """Lengths, first rows in the tensors (dense: 0), and the first tile of its numbers of queries.
+    """Lengths, first rows in the tensors (dense: 0), and the first tile of L and delta of its queries.
 
     length_k: keys that may be seen; num_keys: those that positions of queries count
     """
@@ -55,7 +55,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Work:
-    """What a CTA does: own rows [row, row + 128) of a sequence and head, `turns` heads of tiles [first, end)."""
+    """The work of a CTA: own rows [row, row + 128) of a sequence and head, `turns` heads of tiles [first, end)."""
 
     sequence: Sequence
     row: Int32
@@ -74,12 +74,12 @@ def tiles_of(rows):
 
 
 def stats_tiles(cfg, batch, seqlen_q, total_q):
-    """Tiles of numbers that a head needs. Packed: a sequence begins at tile cu // 128 + its index."""
+    """Tiles of L and delta that a head needs. Packed: a sequence begins at tile cu // 128 + its index."""
     return total_q // ROWS + batch if cfg.packed else batch * tiles_of(seqlen_q)
 
 
 def between(offsets, index, rows):
-    """-> (first row, number of rows), cut to the rows that exist: wrong offsets never lead outside of a tensor."""
+    """-> (first row, number of rows), clamped to the rows that exist: wrong offsets never lead outside a tensor."""
     first = minimum(maximum(offsets[index], 0), rows)
     return first, maximum(minimum(offsets[index + 1], rows), first) - first
 
@@ -101,8 +101,8 @@ def sequence_of(cfg, sizes: Sizes, index) -> Sequence:
 def bands_of(cfg, owner, sizes: Sizes, of: Sequence, row) -> list:
     """[(lo, hi)] of the other side, whose union an own row sees; None where only the ends of tiles limit it.
 
-    Queries beyond the end have no weight (delta.py), unless a function of scores makes one of the zeros that are
-    there; keys beyond it would: where queries are owned, hi says so.
+    Queries past the end have no weight (delta.py), unless a function of scores turns their zeros into one. Keys past
+    the end would have a weight: where queries are owned, hi excludes them.
     """
     apart = of.num_keys - of.length_q
     if owner.owns_keys:
@@ -132,7 +132,7 @@ def hull(bands: list) -> tuple:
 
 
 def work_of(cfg, owner, sizes: Sizes, block) -> Work:
-    """Of a block of the grid. Tiles that see the most come first: the first keys, the last queries."""
+    """The work of a block of the grid. Tiles that see the most come first: the first keys, the last queries."""
     group = sizes.heads_q // sizes.heads_kv
     heads = sizes.heads_kv if owner.owns_keys else sizes.heads_q
     longest = sizes.seqlen_k if owner.owns_keys else sizes.seqlen_q
@@ -147,7 +147,7 @@ def work_of(cfg, owner, sizes: Sizes, block) -> Work:
     first = Int32(0) if first is None else maximum(first, 0) // ROWS
     end = tiles_of(others if end is None else maximum(minimum(end, others), 0))
     own = of.length_k if owner.owns_keys else of.length_q
-    end = choose(row < own, maximum(end, first), first)  # of no rows there is nothing to do
+    end = choose(row < own, maximum(end, first), first)  # no rows, no work
     turns = group if owner.owns_keys else Int32(1)
     return Work(of, row, rest % heads, first, end, turns)
 

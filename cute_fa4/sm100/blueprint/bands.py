@@ -27,7 +27,7 @@ from cute_fa4.layouts.scalars import maximum, minimum
 
 
 def bound(closer, a, b):
-    """The closer of two bounds, of which None is none.
+    """The closer of two bounds; None: no bound.
 
     >>> bound(max, None, 3), bound(max, 2, 3), bound(min, None, None)
     (3, 3, None)
@@ -39,7 +39,7 @@ def bound(closer, a, b):
 
 @dataclass(frozen=True)
 class Mask:
-    """What a mask offers. `sizes` are its run-time numbers, `num_sizes` of them; p and n are positions and keys."""
+    """The interface of a mask. `sizes`: its `num_sizes` run-time numbers; p and n are positions and keys."""
 
     @property
     def num_sizes(self) -> int:

@@ -1,8 +1,8 @@
 """Tables of mbarriers: who raises each, who waits for it, how many arrivals that takes.
 
 A table is data. Shared-memory size, initialisation, the pipelines, the documentation and the emulator's messages are
-all derived from it. Each family has its own (two_tiles/barriers.py). A count is not typed: it is the threads of the
-role that arrives, from the family's WarpRoles, or one where the hardware does.
+all derived from it. Each family has its own (two_tiles/barriers.py). A count is never a literal: it is the number of
+threads of the role that arrives, from the family's WarpRoles, or one where the hardware arrives.
 
 A ring has two barriers a slot: `full` lets the reader in, `empty` lets the writer in again; the places of Q and the
 entries of the work queue have such a pair too. An event has one, because something else already keeps the writer from
@@ -18,7 +18,7 @@ KV_SLOT, KV_STAGE = "kv_slot", "kv_stage"  # places of the ring
 SLOTS_BESIDE_A_REST = 3  # V of a key tile then has the slot of the K before, whose rest was in the one place for rests
 Q_TILE, SOFTMAX, WORK_ENTRY, CTA = "q_tile", "softmax", "work_entry", "cta"
 SCALE_SLOT = "scale_slot"
-QUEUE_READERS = ("softmax", "correction", "mma")  # roles, beside load, of families with correction
+QUEUE_READERS = ("softmax", "correction", "mma")  # roles besides load, in families with correction
 SCALE_SLOTS = (
     4  # key tiles whose scales are in shared memory: a power of two, two for each of two warpgroups
 )
@@ -191,7 +191,7 @@ def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
 def queue_rows(warps: WarpRoles, roles: tuple[str, ...] = QUEUE_READERS) -> tuple[Barrier, ...]:
     """The barriers of the work queue (work/queue.py): every family's.
 
-    roles: that read it, beside load and the warp of V, where there is one
+    roles: its readers other than load and the V warp, if any
     """
     roles += ("values",) * bool(warps.values)
     readers = tuple(every_thread(warps, role) for role in roles)
@@ -235,7 +235,7 @@ def mixed_rows(mixes: bool) -> tuple[Barrier, ...]:
 
 
 def judged_rows(warps: WarpRoles, judge: str = "softmax") -> tuple[Barrier, ...]:
-    """The barrier of a queue whose work tiles a role judges (work/judged.py)."""
+    """The barrier of a queue whose work tiles a role checks (`work/judged.py`)."""
     return (
         Barrier(
             "work_judged",
@@ -253,13 +253,13 @@ def changed_rows(
     fields: Mapping[str, Mapping] = {},
     behind: Mapping[str, tuple[Barrier, ...]] = {},
 ) -> tuple[Barrier, ...]:
-    """Rows of another family, some with other fields, and more rows behind some; both are told by a row's name.
+    """Rows of another family, with changed fields in some and more rows after some; a row's name selects both.
 
     >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "widen"}}, {"kv_full": judged_rows(WarpRoles())})
     >>> [(row.name, row.awaited_by) for row in ring]
     [('kv_full', 'widen'), ('work_judged', 'load'), ('kv_empty', 'load')]
 
-    A name that no row has is a slip of the table that asks for it:
+    A name that no row has is an error in the caller's table:
 
     >>> changed_rows(ring_rows(), {"kv_ful": {"awaited_by": "widen"}})
     Traceback (most recent call last):
@@ -276,7 +276,7 @@ def changed_rows(
 
 
 def reuse_text(rows) -> str:
-    """Why no phase of a barrier is raised before the one before it was seen."""
+    """Why no phase of a barrier is raised before the previous one was seen."""
     head = ("barrier", "is not raised again too early because")
     return _columns([head, *((b.name, b.reuse) for b in rows)])
 

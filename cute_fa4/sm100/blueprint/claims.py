@@ -1,11 +1,11 @@
-"""Which problems claim: a CTA that is done takes over another block, or ends (docs/decisions/0007 has the reasons).
+"""Which problems claim: a finished CTA takes over another block, or exits (docs/decisions/0007 has the reasons).
 
     class          what it is                                       claims    published, against what
     dense full     every query of a dense batch sees every key      yes       -2.5, +0.5 %: against CTAs that stride
     packed MHA     packed sequences, a key/value head a query head  yes       -0.2 %: against CTAs that end, as ours
     other          masks, grouped heads, pages, lengths             yes       +3.9 %: against CTAs that end
 
-A class is what a peer has measured as one (flash-attention#2455, B200). The first run on a chip settles them:
+A class is one that a peer has measured (flash-attention#2455, B200). The first run on a chip settles them:
 `python -m cute_fa4 check --device cuda --report FILE` compares both kernels in each class, and a default that loses
 is changed here.
 """
@@ -27,6 +27,6 @@ def class_of(problem: Problem) -> str:
 def claims_pay(problem: Problem) -> bool:
     """Whether a kernel for the problem claims blocks unless its schedule says otherwise.
 
-    Where keys are shared, every CTA has a stretch of its own: there is nothing to claim.
+    With share_keys, every CTA has its own range of key tiles: there is nothing to claim.
     """
     return not problem.share_keys and CLASSES[class_of(problem)]

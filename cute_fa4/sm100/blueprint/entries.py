@@ -1,14 +1,14 @@
-"""Sizes of the work queue (queue.py, judged.py), as shared-memory maps and barrier tables need them."""
+"""Sizes of the work queue (`queue.py`, `judged.py`), as shared-memory maps and barrier tables need them."""
 
-WORK_ENTRIES = 2  # work tiles that are announced and not read by every role yet
+WORK_ENTRIES = 2  # work tiles announced but not yet read by every role
 WORK_WORDS = 12  # Int32 of an entry: a multiple of four, which one instruction reads
 CLAIM_ANSWER_BYTES = 16  # what clusterlaunchcontrol.try_cancel writes
 WORK_QUEUE_BYTES = WORK_ENTRIES * WORK_WORDS * 4 + CLAIM_ANSWER_BYTES
 
-# Where work tiles are judged (judged.py): one entry more, whose verdict is awaited before it is used again.
+# Where work tiles are checked (`judged.py`): one more entry, which is reused only after its verdict has arrived.
 JUDGED_ENTRIES = WORK_ENTRIES + 1
-VERDICT_WORDS = 8  # Int32 of an entry: one a softmax warp
-AGAIN_WORDS = 4  # Int32: a flag an entry, and one that pads
+VERDICT_WORDS = 8  # Int32 of an entry: one per softmax warp
+AGAIN_WORDS = 4  # Int32: a flag per entry, and one of padding
 JUDGED_QUEUE_BYTES = (
     (WORK_WORDS + VERDICT_WORDS) * JUDGED_ENTRIES + AGAIN_WORDS
 ) * 4 + CLAIM_ANSWER_BYTES

@@ -1,4 +1,4 @@
-"""Maps of shared and tensor memory: named places, of which a family declares its own.
+"""Maps of shared and tensor memory: named regions; each family declares its own.
 
 A map is the only spelling of a size: offsets follow from the order of its fields, and the bytes of a launch are the end
 of the last.
@@ -39,7 +39,7 @@ class SmemMap:
 
     @classmethod
     def of_sizes(cls, **sizes: int | tuple[int, ...]) -> "SmemMap":
-        """The map whose fields have these sizes, one behind the other: bytes, or the shape of float32."""
+        """The map whose fields have these sizes, in order: bytes, or the shape of a float32 array."""
         regions, offset = {}, 0
         for field in fields(cls):
             size = sizes[field.name]
@@ -63,10 +63,10 @@ class SmemMap:
 class TmemMap:
     """First columns of S_i, P_i and O_i for each softmax warpgroup i, and how many columns are used.
 
-    p_apart  P has columns of its own, not those of S
-    sums     the first of the columns behind O_i that hold the sums of P's rows; empty: softmax adds P up itself
+    p_apart  P has its own columns, not those of S
+    sums     the first of the columns after O_i that hold the sums of P's rows; empty: softmax adds P up itself
     s_meet   S0 and S1 have columns in common
-    scales   the first of four columns with the scales of Q0, of Q1 and of K; empty: they have none of blocks
+    scales   the first of four columns with the scales of Q0, Q1 and K; empty: no block scales
     """
 
     s: tuple[int, ...]
@@ -100,7 +100,7 @@ def token_scales(problem: Problem, keys: int) -> int:
 
 
 def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:
-    """Slots of the ring beside everything else. without_ring, table: map and table of a kernel without slots."""
+    """Slots of the ring that still fit. without_ring, table: map and table of a kernel without slots."""
     per_slot = sum(
         {KV_SLOT: 1, KV_STAGE: tiles.qk_stages}.get(barrier.per, 0) for barrier in table.rows
     )

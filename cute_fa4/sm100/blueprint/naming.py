@@ -3,8 +3,8 @@
     kernel_name   mha2q_bf16_d128_g4_causal_qpacked_page16_usedk_packgqa_sm_100a, before its hash
     text          FA4Config(group=4, mask=Causal(), q_layout='packed', ...), which evaluates
 
-Both compare with the configuration that the same class makes without these choices, so that what everybody has is not
-said.
+Both compare with the configuration that the same class makes without these choices, so that common values are left
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST = (
 
 
 def kernel_name(config) -> str:
-    """Problem and schedule in words that file systems, C and profilers take; two that differ have different words."""
+    """Problem and schedule in words that file systems, C and profilers accept; each config has its own."""
     words = [config.schedule.family, *_problem(config), *_schedule(config), config.arch]
     return in_one(words)
 
@@ -31,7 +31,7 @@ def in_one(words: list) -> str:
 
 
 def _problem(p: Problem) -> list[str]:
-    """The words of a problem, but for its arch.
+    """The words of a problem, without its arch.
 
     >>> _problem(Problem(qk_depth=64, group=4, mask=bands.Window(True, False), page_size=16, kv_layout="paged"))
     ['bf16', 'd64', 'g4', 'window_left', 'page16']
@@ -73,12 +73,12 @@ def _problem(p: Problem) -> list[str]:
 
 
 def wanted(said: list) -> list[str]:
-    """Of (condition, words) those that hold."""
+    """The words whose condition holds; said: pairs (condition, words)."""
     return [_word(words) for holds, words in said if holds]
 
 
 def of_functions(p) -> list:
-    """What score_mod, mask_mod and the tensors that they read add: of a Problem, or of a BackwardConfig."""
+    """Words for score_mod, mask_mod and the tensors that they read, of a Problem or of a BackwardConfig."""
     return [
         (p.score_mod, f"score_{_function(p.score_mod)}"),
         (p.mask_mod, f"mask_{_function(p.mask_mod)}"),
@@ -105,7 +105,7 @@ def _function(mod) -> str:
 
 
 def _schedule(config) -> list[str]:
-    """The choices of a schedule that it would not have made by itself."""
+    """The choices of a schedule that differ from its own defaults for the problem."""
     schedule = asked(config)
     default, words = type(schedule)(), []
     for name in (f.name for f in fields(schedule)):
@@ -137,7 +137,7 @@ def text(config) -> str:
 
 
 def asked(config):
-    """The schedule without the choices that it makes by itself for this problem: these are open (None)."""
+    """The schedule without the choices that it would also make as defaults for this problem: these are open (None)."""
     schedule = config.schedule
     if config.contradictions() or schedule.contradictions(config):
         return schedule

@@ -1,6 +1,6 @@
-"""What the score functions that come with the package compute, and their derivatives by the score.
+"""The computations of the score functions in the package, and their derivatives with respect to the score.
 
-score_mods.py makes functions of them, with names and checks. They are called while a kernel is built, with the values
+score_mods.py wraps them in functions with names and checks. They are called while a kernel is built, with the values
 of one score: (score, batch, head, q_idx, kv_idx, aux) -> score.
 """
 

@@ -1,4 +1,4 @@
-"""Problem: what a call asks of attention, as far as it decides the code; how it is run is the schedule's business."""
+"""Problem: the properties of an attention call that determine the code; the schedule determines how it runs."""
 
 from dataclasses import dataclass
 from operator import index
@@ -41,7 +41,7 @@ MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
 
 
 def heads_of_latent_tile(heads: int, rows: int = MOST_LATENT_ROWS) -> int:
-    """Of the heads of a latent cache, how many share a tile of so many rows: all, or an equal part that fits.
+    """How many heads of a latent cache share a tile of so many rows: all, or an equal part that fits.
 
     >>> heads_of_latent_tile(16), heads_of_latent_tile(64), heads_of_latent_tile(96), heads_of_latent_tile(128)
     (16, 64, 48, 64)
@@ -55,7 +55,7 @@ def heads_of_latent_tile(heads: int, rows: int = MOST_LATENT_ROWS) -> int:
 
 
 def plain_integers(config, *names: str) -> None:
-    """Python's integers in the place of others, such as numpy's: equal configurations have equal names."""
+    """Convert other integers, such as numpy's, to Python's: equal configurations have equal names."""
     for name in names:
         value = getattr(config, name)
         if type(value) is not int and hasattr(value, "__index__"):
@@ -64,12 +64,12 @@ def plain_integers(config, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a call asks. Lengths, batch and head count are not here: one compile serves them all.
+    """The properties of a call. Lengths, batch and head count are left out: one compile serves them all.
 
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
-    kv_dtype       "e4m3" or "e5m2": K and V have eight bits under Q of 16, and P is fp16; None: as qkv_dtype
+    kv_dtype       "e4m3" or "e5m2": 8-bit K and V with 16-bit Q, and P is fp16; None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
-    descales       Scales, or their letters: by what Q, K and V are multiplied to be what they mean, and O before it is
+    descales       Scales, or their letters: factors that dequantize Q, K and V, and a factor of O before it is
                    rounded (cute_fa4/scales.py)
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
@@ -93,18 +93,18 @@ class Problem:
     sink           a logit for each query head takes part in the softmax without a value
     sink_dtype     of these logits: "f32", "bf16" or "fp16"
     score_mod      a function of the scaled score, applied before the mask; None: none
-    mask_mod       a function that says whether a key is visible, besides the mask; None: none
+    mask_mod       a function that says whether a key is visible, in addition to the mask; None: none
     aux            (dtype, rank) of each tensor that these functions read
     write_lse      also write the log-sum-exp, f32, natural logarithm
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
-    share_keys     with split_keys: every CTA takes an equal stretch of the batch's key tiles (work/shared_order.py)
-    rope_depth     last columns of K that lie in a tensor of their own, which all heads share (multi-head latent
+    share_keys     with split_keys: every CTA takes an equal share of the batch's key tiles (work/shared_order.py)
+    rope_depth     last columns of K, stored in a separate tensor that all heads share (multi-head latent
                    attention, not absorbed); qk_depth counts them; 0: K has all columns
-    rope_page_size keys per page of that tensor, which has a page table of its own; 0: its rows are those of K
-    rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K. Of eight
-                   bits under K of 16 they are widened; of 16 beside K of eight those of Q have a tensor of their own
-    scale_dtype    "f32": such columns of eight bits have a scale for each key. Of a latent cache the dtype of scales
-                   that lie in its rows, one for 128 numbers. None: there are none
+    rope_page_size keys per page of that tensor, which has a separate page table; 0: its rows are those of K
+    rope_dtype     dtype of these columns, or of those after the values of a latent cache; None: that of K. If they
+                   have 8 bits and K 16, they are dequantized; if 16 and K 8, those of Q are a separate tensor
+    scale_dtype    "f32": such 8-bit columns have a scale for each key. For a latent cache, the dtype of the scales
+                   in its rows, one for 128 numbers. None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
 
@@ -165,7 +165,7 @@ class Problem:
 
     @property
     def operand(self) -> Dtype:
-        """What an MMA multiplies: the dtype of Q, and of K and V, as they are stored or dequantized."""
+        """The dtype that an MMA multiplies: that of Q, and of K and V, as they are stored or dequantized."""
         return row_of(self.qkv_dtype)
 
     @property
@@ -180,24 +180,24 @@ class Problem:
 
     @property
     def p_dtype(self) -> str:
-        """Of the probabilities."""
+        """The dtype of P."""
         if self.kv_dtype is not None and not self.latent:
             return row_of(self.kv_dtype).dequantized_to
         return self.operand.p
 
     @property
     def v_dtype(self) -> str:
-        """Of V where it is multiplied by P: what keys of eight bits become beside P of fp16."""
+        """The dtype of V in the product with P: 8-bit V is dequantized to the dtype of P."""
         return self.p_dtype if self.kv_dtype is not None and not self.latent else self.qkv_dtype
 
     @property
     def stored_dtype(self) -> str:
-        """Of K and V in global memory."""
+        """The dtype of K and V in global memory."""
         return self.kv_dtype or self.qkv_dtype
 
     @property
     def stored_depth(self) -> int:
-        """Elements of stored_dtype in a row of K in global memory; scales and a rotary part come behind the numbers."""
+        """Elements of stored_dtype in a row of K in global memory; scales and RoPE columns follow the numbers."""
         if not (self.latent and self.scale_dtype and self.rope_dtype):
             return self.qk_depth - self.rope_depth
         in_row = bytes_of(self.scale_dtype, self.ov_depth // COLUMNS_OF_SCALE)
@@ -216,17 +216,17 @@ class Problem:
 
     @property
     def rope_stored_dtype(self) -> str:
-        """Of the columns of K that lie in a tensor of their own."""
+        """The dtype of the columns of K in a separate tensor."""
         return self.rope_dtype or self.stored_dtype
 
     @property
     def mixes_rope(self) -> bool:
-        """The columns of their own have 16 bits beside K of eight, and so have the columns of Q that meet them."""
+        """The RoPE columns have 16 bits and K has 8; the columns of Q that meet them have 16 bits, too."""
         return self.rope_depth > 0 and self.is_quantized and self.rope_dtype in UNQUANTIZED
 
     @property
     def scales_rope(self) -> bool:
-        """Each key has a scale for its columns of eight bits, which are widened."""
+        """Each key has a scale for its 8-bit RoPE columns, which are dequantized."""
         dequantized = is_quantized(self.rope_dtype) and not self.is_quantized
         return self.rope_depth > 0 and dequantized and self.scale_dtype == "f32"
 
@@ -343,7 +343,7 @@ class Problem:
         return why
 
     def _wrong_blocks(self) -> list[str]:
-        """Of scales of blocks, by which the tensor core itself multiplies Q and K."""
+        """Errors in block scales, which the tensor core itself applies to Q and K."""
         why = []
         if (self.descales.q == scales.BLOCK) != (self.descales.k == scales.BLOCK):
             why.append(

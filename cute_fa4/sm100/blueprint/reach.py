@@ -1,6 +1,6 @@
-"""What families of kernels reach: head dims, and what some do besides; why a problem lies beyond.
+"""Which problems families of kernels support: head dims, extras of some, and why a problem is not supported.
 
-Each family says its own: RowSchedule.extras and the depths beside it, or an argument of problem_not_built.
+Each family declares its own: RowSchedule.extras and its depths, or an argument of problem_not_built.
 """
 
 from enum import Flag, auto
@@ -11,7 +11,7 @@ from cute_fa4.layouts.block_scales import BLOCK
 from .problem import Problem
 
 DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
-QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest beside its slot
+QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest outside its slot
 WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is beyond
 DEEP = tuple(
     range(272, 513, 16)
@@ -22,12 +22,12 @@ DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two la
 
 
 class Extra(Flag):
-    """What some families do, and others do not.
+    """Features that some families have, and others do not.
 
-    WIDENED_KEYS  keys of 8 bits under queries of 16 (few_rows/dequantized/, two_tiles/dequantized/)
-    ROPE          columns of K from a tensor of their own
-    WIDENED_ROPE  such columns of 8 bits under K of 16 (wide/dequantized_rope/)
-    MIXED_ROPE    such columns of 16 bits beside K of 8
+    WIDENED_KEYS  8-bit keys with 16-bit queries (few_rows/dequantized/, two_tiles/dequantized/)
+    ROPE          columns of K from a separate tensor
+    WIDENED_ROPE  such columns of 8 bits with 16-bit K (wide/dequantized_rope/)
+    MIXED_ROPE    such columns of 16 bits with 8-bit K
     KEY_SCALES    a scale for each key (roles/token_scales.py)
     BLOCK_SCALES  scales of blocks of Q and K (two_tiles/block_scaled/)
     """
@@ -63,7 +63,7 @@ def in_words(depths: tuple[int, ...]) -> str:
 
 
 def o_dtypes(problem: Problem) -> tuple[str, ...]:
-    """What O can be; parts of split keys are float32."""
+    """The dtypes that O can have; partial results of split keys are float32."""
     if problem.split_keys:
         return ("f32",)
     unquantized = UNQUANTIZED if problem.is_quantized else (problem.qkv_dtype,)
@@ -77,9 +77,9 @@ def problem_not_built(
     ov_depths: tuple = DEPTHS,
     qk_depths_of_fp8: tuple = DEPTHS_OF_FP8,
 ) -> list[str]:
-    """Why a family does not run a problem yet, whatever its tiles are.
+    """Why a family does not run a problem yet, regardless of its tiles.
 
-    extras: what it does besides; qk_depths, ov_depths: head dims of 16 bits that it runs; qk_depths_of_fp8: of eight
+    extras: its features; qk_depths, ov_depths: 16-bit head dims that it runs; qk_depths_of_fp8: 8-bit ones
     """
     why = []
     if problem.block_scales and Extra.BLOCK_SCALES not in extras:

@@ -1,4 +1,4 @@
-"""RowSchedule: what families share whose softmax threads own a query row each, in tiles of 128 rows.
+"""RowSchedule: the base of families whose softmax threads each own a query row, in tiles of 128 rows.
 
     family       schedule    query tiles of a CTA    who shares the two softmax warpgroups
     mha2q        TwoTiles    two                     a query tile each
@@ -50,9 +50,9 @@ class RowSchedule:
 
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
-    exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
-    claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
-                   ends; None: as claims_pay says of the problem
+    exp2_emulated  how many of 64 pairs of exponentials the FMA units compute; None: what suits the arch
+    claims         a finished CTA takes over a block of the grid that has not started (work/queue.py); False: it
+                   exits; None: as claims_pay decides for the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
                    touch what it may have written (programmatic dependent launch); None: where groups are packed or
                    keys split
@@ -65,11 +65,11 @@ class RowSchedule:
     qk_depths_of_fp8: ClassVar[tuple] = QK_DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS
     extras: ClassVar[Extra] = Extra.ROPE
-    # The reference of a row comes from the key tiles before (steps/lagged.py).
+    # The running maximum of a row comes from earlier key tiles (steps/lagged.py).
     lags: ClassVar[bool] = False
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
-    # Where rows are gathered a warp of its own copies V (roles/values.py).
+    # Where rows are gathered, a dedicated warp copies V (roles/values.py).
     values_apart: ClassVar[bool] = False
     tmem_remedy: ClassVar[str] = "lower the head dim of v"
 
@@ -88,14 +88,14 @@ class RowSchedule:
         raise NotImplementedError
 
     def resolved(self, problem: Problem) -> "RowSchedule":
-        """With every choice made that was left open."""
+        """The schedule with every open choice made."""
         changes = {}
         if self.exp2_emulated is None:
             pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
             changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
         if self.rescale_log2 is None:
             changes["rescale_log2"] = default_rescale_log2(problem)
-        if self.claims is None or problem.share_keys:  # shared: there is nothing to claim
+        if self.claims is None or problem.share_keys:  # equal shares: there is nothing to claim
             changes["claims"] = claims_pay(problem)
         if self.dependent_launch is None:
             # Decode, and what a combine kernel follows: docs/decisions/0007

@@ -32,7 +32,7 @@ from .tiles import Tiles
 
 @runtime_checkable
 class Schedule(Protocol):
-    """What FA4Config and the kernels ask of a schedule."""
+    """The interface of a schedule for FA4Config and the kernels."""
 
     family: ClassVar[str]  # the first part of the kernels' names
 

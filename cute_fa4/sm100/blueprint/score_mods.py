@@ -10,8 +10,8 @@ batch * seqlen_q + q_idx. A function need not take aux: FlexAttention's have fiv
 
 The function is called once, with symbols instead of numbers (traced/). It uses operators, torch.where, torch.exp and
 other functions of torch on numbers, or cute.math and cutlass.select_. It may read anything else, such as attributes of
-a module or elements of a list; the values at the time of the call are part of what it computes. What it computes is its
-key and becomes the code of the kernel.
+a module or elements of a list; their values at the time of the call become part of the computation. The computation
+is the key of the function and becomes the code of the kernel.
 """
 
 import ast
@@ -36,7 +36,7 @@ from .packaged import InKernel
 
 @dataclass(frozen=True)
 class Aux:
-    """What a function may look at besides its indices."""
+    """Inputs of a function in addition to the score and its indices."""
 
     tensors: tuple
     dtypes: tuple
@@ -92,11 +92,11 @@ class ScoreMod:
     key: str = ""
     # (aux_tensors, number of sequences, query heads, query rows) -> None; ValueError for tensors that do not fit.
     check: Callable | None = field(default=None, repr=False, compare=False)
-    # What messages call it.
+    # The name used in messages.
     label: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self):
-        """A function of the caller's is traced; a key that came with it is its label, since it may say anything."""
+        """Trace a caller's function; a key that came with it becomes its label, since it may be any text."""
         if not isinstance(self.function, (InKernel, InOrder, Traced)):
             mod = ScoreMod.of(self.function)
             for name in ("function", "check"):
@@ -119,10 +119,10 @@ class ScoreMod:
 
     @staticmethod
     def of(function, kind: str | None = None) -> "ScoreMod | None":
-        """What a function computes; None stays None.
+        """A ScoreMod with the computation of a function; None stays None.
 
-        kind: "score_mod" or "mask_mod"; None: what it returns says which of them it is. Raises TypeError for what
-        cannot be called, and what cannot be traced, with what to write instead.
+        kind: "score_mod" or "mask_mod"; None: the type of the return value decides. Raises TypeError for objects that
+        cannot be called or traced, with what to write instead.
         """
         if function is None or isinstance(function, ScoreMod):
             return function
@@ -137,17 +137,17 @@ class ScoreMod:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name used in messages."""
         return self.label or self.key
 
     @property
     def kind(self) -> str | None:
-        """What it may be given as: "score_mod" or "mask_mod"; None: as either."""
+        """The role that it may have: "score_mod" or "mask_mod"; None: either."""
         return self.function.kind if isinstance(self.function, Traced) else None
 
     @property
     def parts(self) -> tuple["ScoreMod", ...]:
-        """What it is composed of, in their order."""
+        """The functions that it is composed of, in order."""
         if isinstance(self.function, InOrder):
             return self.function.first.parts + self.function.then.parts
         return (self,)
@@ -165,7 +165,7 @@ class ScoreMod:
 
     @property
     def without_slope(self) -> str | None:
-        """The name of a part whose derivative cannot be had, or None."""
+        """The name of a part that has no derivative, or None."""
         for part in self.parts:
             is_traced = isinstance(part.function, Traced)
             if (part.function.nodes if is_traced else part.function.by_score) is None:
@@ -209,7 +209,7 @@ _lock = forks.Lock()
 
 
 def _known(function, kind: str | None) -> ScoreMod | None:
-    """What a plain function computed before, where everything that it reads is immutable and the same."""
+    """The earlier result for a plain function, if everything that it reads is immutable and unchanged."""
     if type(function) is _PLAIN:
         _, found = _by_code.get((id(function.__code__), kind), (None, ()))
         for reads, mod in found:
@@ -284,7 +284,7 @@ def _traced_as_either(function) -> Traced:
 
 
 def _likely_first(function, kinds: list) -> list:
-    """Of five parameters, those of a mask_mod end with aux."""
+    """The kinds, the likelier first: a mask_mod of five parameters ends with aux."""
     names = getattr(getattr(function, "__code__", None), "co_varnames", ())
     is_mask = len(names) > 4 and names[4].startswith("aux")
     return kinds[::-1] if is_mask else kinds

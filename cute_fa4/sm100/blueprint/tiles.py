@@ -23,13 +23,13 @@ SLOT_ROW_BYTES = (
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a CTA works on at a time. Lengths are in elements unless the name says `_bytes` or `_columns`.
+    """The tiles that a CTA works on at a time. Lengths are in elements unless the name says `_bytes` or `_columns`.
 
-    problem        what is cut
-    num_q          query tiles of a CTA, each with a softmax warpgroup of its own
+    problem        the problem that is tiled
+    num_q          query tiles of a CTA, each with its own softmax warpgroup
     cta_group      CTAs that share one MMA
     BN             keys per tile
-    qk_stages      parts of a K tile, each with an mbarrier: what is in its ring slot and, where K has one, the rest
+    qk_stages      parts of a K tile, each with an mbarrier: the part in its ring slot and, where K has one, the rest
     """
 
     problem: Problem
@@ -40,7 +40,7 @@ class Tiles:
 
     @staticmethod
     def cut(problem: Problem, *, num_q: int, cta_group: int = 1) -> "Tiles":
-        """S and O of two query tiles share the 512 columns; head dims that are not built leave S fewer than a tile."""
+        """S and O of two query tiles share the 512 columns; unsupported head dims leave S fewer than a tile."""
         granule = problem.operand.elements_in(SWIZZLE_BYTES)
         mma_k = problem.operand.elements_in(MMA_K_BYTES)
         o_columns = columns_beside_s(problem, granule)
@@ -70,7 +70,7 @@ class Tiles:
 
     @property
     def pads_groups(self) -> bool:
-        """A position has more rows than heads share the tile; the rows behind them are of nobody."""
+        """A position has more rows than heads share the tile; the remaining rows are padding."""
         return self.rows_per_position > self.problem.heads_per_tile
 
     @property
@@ -85,12 +85,12 @@ class Tiles:
 
     @property
     def positions_per_block(self) -> int:
-        """Query positions of the CTAs that share an MMA: they take the same key tiles, and are dealt out together."""
+        """Query positions of the CTAs that share an MMA: they take the same key tiles, and are scheduled together."""
         return self.positions_per_cta * self.cta_group
 
     @property
     def bits(self) -> int:
-        """Of an element that an MMA multiplies."""
+        """Bits of an element that an MMA multiplies."""
         return self.problem.operand.bits
 
     def tmem_columns_of(self, elements: int) -> int:
@@ -98,12 +98,12 @@ class Tiles:
         return self.bytes_of(elements) // TMEM_COLUMN_BYTES
 
     def bytes_of(self, elements: int) -> int:
-        """Of so many elements that an MMA multiplies."""
+        """Bytes of so many elements that an MMA multiplies."""
         return self.problem.operand.bytes_of(elements)
 
     @property
     def slot_dtype(self) -> str:
-        """Of K and V in the slots of the ring, as the MMA warp finds them."""
+        """The dtype of K and V in the slots of the ring, as the MMA warp reads them."""
         return self.problem.stored_dtype
 
     @property
@@ -147,7 +147,7 @@ class Tiles:
 
     @property
     def rope_columns(self) -> int:
-        """Columns of K that come from a tensor of their own, padded: all of the rest, or the last of a slot.
+        """Columns of K that come from a separate tensor, padded: all of the rest, or the last of a slot.
 
         Counted as qkv_dtype counts them.
         """
@@ -161,40 +161,40 @@ class Tiles:
 
     @property
     def own_qk_depth(self) -> int:
-        """Columns of K in a slot that come from K itself: all of them, but for those in a tensor of their own.
+        """Columns of K in a slot that come from K itself: all except those in a separate tensor.
 
-        Padded: behind fewer than a span of eight bits there is a gap, which no product contracts.
+        Padded: after less than one span of 8-bit columns there is a gap, which no product contracts.
         """
         return self.slot_qk_depth - (0 if self.rest_qk_depth else self.rope_columns)
 
     @property
     def own_steps(self) -> int:
-        """MMA steps that contract them; behind the last of a padded depth lies the gap, or the rest."""
+        """MMA steps that contract them; after the last one of a padded depth comes the gap, or the rest."""
         return align_up(self.problem.own_depth, self.MMA_K) // self.MMA_K
 
     @property
     def q_comes_in_parts(self) -> bool:
-        """A query tile takes a second copy for what meets columns of K in a tensor of their own.
+        """A query tile takes a second copy for the columns that meet columns of K in a separate tensor.
 
-        They have a tensor of their own, too, or do not follow the others without a gap.
+        They, too, are in a separate tensor, or a gap lies between them and the other columns.
         """
         gap = self.problem.own_depth % self.swizzle_granule != 0
         return self.problem.rope_depth > 0 and (self.problem.mixes_rope or gap)
 
     @property
     def o_columns_padded(self) -> int:
-        """What S leaves O of tensor memory: columns of a slot of the ring; of eight bits, those of V."""
+        """Tensor-memory columns that S leaves to O: those of a slot of the ring; with 8 bits, those of V."""
         return columns_beside_s(self.problem, self.swizzle_granule)
 
     @property
     def k_box_rows(self) -> int:
-        """Rows of one copy of K: a CTA's, or what they have in common with a page, so that no box crosses a page."""
+        """Rows of one copy of K: a CTA's, or a common divisor with a page, so that no box crosses a page."""
         page = self.problem.page_size
         return gcd(self.k_rows_per_cta, page) if page else self.k_rows_per_cta
 
     @property
     def rope_box_rows(self) -> int:
-        """Likewise of columns of K with pages of their own."""
+        """The same for columns of K with separate pages."""
         page = self.problem.rope_page_size
         return gcd(self.k_rows_per_cta, page) if page else self.k_rows_per_cta
 
@@ -205,7 +205,7 @@ class Tiles:
 
     @property
     def v_box_rows(self) -> int:
-        """Likewise of V, of whose tile a CTA has every row."""
+        """The same for V; a CTA has every row of its tile."""
         page = self.problem.page_size
         return gcd(self.BN, page) if page else self.BN
 
@@ -281,7 +281,7 @@ class Tiles:
 
     @property
     def v_cols_of_mma(self) -> int:
-        """Columns of V that the MMA takes from a CTA; those of the next one begin behind them."""
+        """Columns of V that the MMA takes from a CTA; those of the next CTA follow them."""
         return align_up(self.problem.ov_depth, 16 * self.cta_group) // self.cta_group
 
     @property
@@ -322,7 +322,7 @@ class Tiles:
 
     @property
     def kv_slot_bytes(self) -> int:
-        """A slot of the ring holds what a CTA has of a K tile, or of a V tile."""
+        """A slot of the ring holds a CTA's part of a K tile, or of a V tile."""
         k_elements = self.k_rows_per_cta * self.slot_qk_depth
         return self.bytes_of(max(k_elements, self.BN * self.v_cols_per_cta))
 
@@ -333,9 +333,9 @@ class Tiles:
 
     @property
     def o_buffers(self) -> int:
-        """Chunks of O on their way to global memory; beside two Q tiles and a rest of K there is room for one.
+        """Chunks of O on their way to global memory; two Q tiles and a rest of K leave room for one.
 
-        So there is beside K of two spans of eight bits: a slot is as large as of 16 bits, and keys may have scales.
+        The same holds for 8-bit K of two spans: a slot is as large as with 16 bits, and keys may have scales.
         """
         two_spans = self.problem.is_quantized and self.padded_qk_depth > self.swizzle_granule
         crowded = self.rest_qk_depth or two_spans
@@ -364,7 +364,7 @@ class Tiles:
     # ---- refusals that families share
 
     def rope_refusals(self) -> list[str]:
-        """Why columns of K in a tensor of their own cannot be loaded into these tiles."""
+        """Why columns of K in a separate tensor cannot be loaded into these tiles."""
         why, problem, granule = [], self.problem, self.swizzle_granule
         if not problem.rope_depth:
             return why
@@ -386,9 +386,9 @@ class Tiles:
 
 
 def tile_columns(problem: Problem, granule: int) -> int:
-    """Columns of Q and K in shared memory, counted as qkv_dtype counts: those of 16 bits beside eight are two each.
+    """Columns of Q and K in shared memory, in units of qkv_dtype: a 16-bit column beside 8-bit ones counts as two.
 
-    Columns in a tensor of their own begin with a chunk of `granule`: before them there may be a gap.
+    Columns in a separate tensor begin with a chunk of `granule`: there may be a gap before them.
     """
     if not problem.rope_depth:
         return problem.qk_depth
@@ -406,7 +406,7 @@ def slot_columns(problem: Problem, granule: int, cta_group: int = 1) -> int:
 
 
 def columns_beside_s(problem: Problem, granule: int) -> int:
-    """Columns of tensor memory that S leaves O: as many as a slot has; of eight bits a slot has more than V."""
+    """Tensor-memory columns that S leaves to O: as many as a slot has; with 8 bits those of V, as a slot has more."""
     if problem.is_quantized:
         return align_up(problem.ov_depth, granule)
     return slot_columns(problem, granule)

@@ -1,4 +1,4 @@
-"""Problem and family -> FA4Config; which family a call gets, which_kernel.py says."""
+"""Problem and family -> FA4Config; which_kernel.py chooses the family of a call."""
 
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -55,7 +55,7 @@ def choose_config(
     family: str | None = None,
     **choices,
 ) -> FA4Config:
-    """The configuration that serves a problem best; the caller looks at its `refusals()`.
+    """The best configuration for a problem; the caller checks its `refusals()`.
 
     choices: further fields of FA4Config that the call decides (layouts, mask instead of causal, sink, score_mod, ...)
     and of its schedule (claims, rows of a tile of few rows, ...)
@@ -106,7 +106,7 @@ def _schedule(family: str, **choices) -> Schedule:
 
 
 def columns_of_v(head_dim_v: int, of_8_bits: bool = False) -> int:
-    """Columns of V that a kernel has: all, or half of them, one launch behind the other (calls/split_keys/halves.py).
+    """Columns of V that a kernel has: all, or half of them, in two successive launches (calls/split_keys/halves.py).
 
     >>> columns_of_v(256), columns_of_v(512), columns_of_v(272), columns_of_v(256, of_8_bits=True)
     (256, 256, 136, 128)
@@ -160,6 +160,6 @@ def split_configs(
 
 
 def _chose_launch(config: FA4Config) -> bool:
-    """Whether the schedule would choose dependent_launch as it is."""
+    """Whether dependent_launch has the value that the schedule would choose."""
     schedule = replace(config.schedule, dependent_launch=None)
     return schedule.resolved(config) == config.schedule

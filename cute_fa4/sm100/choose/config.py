@@ -3,8 +3,8 @@
     FA4Config(qk_depth=128, mask=masks.Causal())                the schedule is chosen: TwoTiles
     FA4Config(schedule=TwoTiles(claims=False))                  or given
 
-Every derived number is computed in one place, by whoever owns it, and read from there by the roles, the memory maps and
-the host alike; a second spelling of one of these formulas is the classic way to a kernel that hangs:
+Every derived number is computed in one place, by its owner, and read from there by the roles, the memory maps and the
+host; a second copy of one of these formulas is the classic cause of a kernel that hangs:
 
     config.tiles      rows, keys, depths and bytes of tiles      tiles.py
     config.tmem       columns of tensor memory                   the family's order
@@ -105,13 +105,13 @@ class FA4Config(Problem):
 
     @property
     def uneven(self) -> bool:
-        """Whether the query tiles of a CTA leave out key tiles that the other one alone sees (work/kv_range.py)."""
+        """Whether the query tiles of a CTA skip key tiles that only the other one sees (work/kv_range.py)."""
         asked = getattr(self.schedule, "uneven", None)
         return asked is not None and asked(self)
 
     @property
     def begins_late(self) -> bool:
-        """Whether the second one does, at the beginning."""
+        """Whether the second query tile skips key tiles at the beginning."""
         return self.uneven and self.mask.has_lower_bound
 
     @property
@@ -133,15 +133,15 @@ class FA4Config(Problem):
 
     @property
     def reads_by_quarter(self) -> bool:
-        """Softmax begins P of a tile, whose reference it knows, with the first quarter of its scores in registers.
+        """Softmax begins P with the first quarter of a tile's scores in registers, where the running maximum is known.
 
-        P over S alone: elsewhere others wait until all of S has been read.
+        Only with P over S; the other orders release S after the whole tile has been read.
         """
         return self.schedule.lags and self.schedule.order == "p_over_s" and not self.has_functions
 
     @property
     def refers_to_quarter(self) -> bool:
-        """The reference of a row whose first key tile is whole is the maximum of its first quarter of scores.
+        """The running maximum of a row whose first key tile is whole is that of its first quarter of scores.
 
         A function of scores may hide these, and a mask with a lower bound has a masked tile before the whole ones.
         """
@@ -150,7 +150,7 @@ class FA4Config(Problem):
 
     @property
     def sees_by_warp(self) -> bool:
-        """Softmax looks, warp by warp, at what rows see of a masked tile (steps/seen.py)."""
+        """Softmax checks, warp by warp, which keys of a masked tile its rows see (steps/seen.py)."""
         asked = getattr(self.schedule, "sees_by_warp", None)
         return asked is not None and asked(self)
 
@@ -169,7 +169,7 @@ class FA4Config(Problem):
 
     @property
     def score_limit_log2(self) -> float:
-        """Of a row's largest score in units of log2, above 0 and below it: row_math.closed."""
+        """Bound on a row's largest score in units of log2, above 0 and below it: row_math.closed."""
         return 2.0 ** LARGEST_SCORE_LOG2[self.p_dtype]
 
     @property
@@ -188,7 +188,7 @@ class FA4Config(Problem):
     def with_(self, **changes) -> "FA4Config":
         """A copy with some choices changed, of the problem or of its schedule.
 
-        Who adds P up is chosen again where the changed problem does not allow it as it was; a schedule or an order
+        The unit that sums P is chosen again where the changed problem rules out the old one; a schedule or an order
         that is named in `changes` stays, and refusals() says what contradicts it.
 
         >>> from cute_fa4 import masks

@@ -24,7 +24,7 @@ class Cut(NamedTuple):
     """How a call divides its keys, as far as it decides which kernels are launched.
 
     merges         partial results go to a workspace, and a second kernel merges them
-    shared         each CTA takes an equal stretch of the batch's key tiles (with merges)
+    shared         each CTA takes an equal share of the batch's key tiles (with merges)
     cluster_parts  CTAs of a cluster that share the keys of a block
     """
 
@@ -42,7 +42,7 @@ def in_cluster(parts: int) -> Cut:
 
 
 class Launches(NamedTuple):
-    """The attention kernel of a call, and what merges its partial results or None."""
+    """The attention kernel of a call, and the kernel that merges its partial results, or None."""
 
     attention: FA4Config
     combine: CombineConfig | None = None
@@ -59,7 +59,7 @@ def may_cluster(config: FA4Config, in_float32: bool = False) -> bool:
 
 
 def may_share(config: FA4Config) -> bool:
-    """Whether key tiles may be shared out evenly: where only the device knows how many there are."""
+    """Whether key tiles may be split evenly (stream-K): where only the device knows how many there are."""
     return config.clips_keys
 
 
@@ -78,10 +78,10 @@ def launches(
     in_float32: bool = False,
     dependent_launch: bool | None = None,
 ) -> Launches:
-    """What a call of `config` launches; config: of the call without a cut.
+    """The kernels that a call of `config` launches; config: of the call without a cut.
 
     write_lse   whether the call returns the log-sum-exp; None: as config
-    in_float32  out is float32, because it is merged with other results; of a whole call the partial result is out
+    in_float32  out is float32, because it is merged with other results; without a cut the partial result is out
     dependent_launch  False: no kernel is a dependent launch; None: as schedules choose
     """
     write_lse = config.write_lse if write_lse is None else bool(write_lse)

@@ -12,11 +12,11 @@
     causal, 128        |alone ------------------------|pairs ------------------------>
     the same, B300     |alone -----------------|pairs ------------------------------->
 
-Of packed sequences metadata tells the mean and the longest, not how rows are spread between them. Most rows lie in long
-sequences: a row of 46 to 8192 (mean 1638) shares its sequence with 4,681 others in the mean. Half way between the mean
-and the longest is taken for that.
+For packed sequences, metadata gives the mean and the longest length, not the distribution. Most rows lie in long
+sequences: with lengths of 46 to 8192 (mean 1638), a row shares its sequence with 4,681 others on average. The midpoint
+between the mean and the longest length approximates that.
 
-`Lengths` is what a call knows without reading a tensor of its own. Pairs are taken where they save LEAST_GAIN at least
+`Lengths` is what a call knows without reading any of its tensors. Pairs are taken where they save LEAST_GAIN at least
 and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0020).
 """
 
@@ -41,7 +41,7 @@ LEAST_GAIN = 0.02  # of the cycles: less than this a model cannot tell
 class Cycles(NamedTuple):
     """Modelled cycles that a block adds to a CTA that is at work: at its start, and for each key tile.
 
-    The start is negative where query tile 0 leaves out more than a start takes (docs/decisions/0023).
+    The start is negative where query tile 0 skips more than a start takes (docs/decisions/0023).
     """
 
     start: int
@@ -71,7 +71,7 @@ MODELLED = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call asks for, as far as the rule reads it.
+    """The properties of a call that the rule reads.
 
     plain      neither a score_mod nor a mask_mod: with them softmax is the bound
     exact      the running maximum is asked for, as fp16 needs it
@@ -88,7 +88,7 @@ class Asked:
 
     @property
     def modelled(self) -> tuple[Cycles, Cycles] | None:
-        """Of CTAs alone and of pairs; None: CTAs alone run it, whatever its lengths."""
+        """Cycles of CTAs alone and of pairs; None: CTAs alone run it, regardless of its lengths."""
         if self.qkv_dtype not in ("bf16", "fp16") or not self.plain:
             return None
         depths = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
@@ -99,12 +99,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How much work a call is.
+    """The amount of work of a call.
 
-    queries, keys   of a sequence, in the mean where only that is known
+    queries, keys   of a sequence, on average where only that is known
     sequences       times the heads that are scheduled
     shared          heads of a group that share a tile
-    equal           all sequences have as many queries; otherwise the last block of each is half full in the mean
+    equal           all sequences have as many queries; otherwise the last block of each is half full on average
     most_queries    of the longest sequence, where they differ; 0: as many as the mean
     most_keys
     """
@@ -119,19 +119,19 @@ class Lengths:
 
     @property
     def of_a_row(self) -> tuple[float, float]:
-        """Queries and keys of the sequence that a row has in the mean over rows."""
+        """Queries and keys of the sequence of a row, on average over rows."""
         known = (self.queries, self.most_queries), (self.keys, self.most_keys)
         return tuple(
             (mean + min(max(mean, most), LONGEST_OF_MEAN * mean)) / 2 for mean, most in known
         )
 
     def blocks(self, rows: int) -> float:
-        """Of so many rows, of all sequences."""
+        """Blocks of so many rows, of all sequences."""
         each = self.queries * self.shared / rows
         return self.sequences * (-(-each // 1) if self.equal else each + 0.5)
 
     def cycles(self, cost: Cycles, rows: int, mask: bands.Mask) -> float:
-        """Of all blocks of so many rows; the half of a block that a sequence lacks is one of a mean sequence."""
+        """Cycles of all blocks of so many rows; the half block that a sequence lacks is one of a mean sequence."""
         of_rows = cost.of(self._key_tiles(rows, mask, *self.of_a_row))
         if self.equal:
             return self.blocks(rows) * of_rows
@@ -139,7 +139,7 @@ class Lengths:
         return self.sequences * (self.queries * self.shared / rows * of_rows + lacking)
 
     def _key_tiles(self, rows: int, mask: bands.Mask, queries: float, keys: float) -> float:
-        """That a block of so many rows of such a sequence walks, in the mean."""
+        """Key tiles that a block of so many rows of such a sequence walks, on average."""
         seen = keys
         if isinstance(mask, bands.Causal):
             seen = min(seen, seen - min(queries, keys) / 2 + rows / self.shared / 2)
@@ -159,7 +159,7 @@ def pays(asked: Asked, lengths: Lengths) -> bool:
     >>> pays(causal, Lengths(2048, 32768, 64)), pays(full, Lengths(768, 32768, 64)), pays(full, Lengths(2048, 2048, 8))
     (True, False, False)
 
-    Packed sequences of 1,638 queries in the mean, by the longest:
+    Packed sequences of 1,638 queries on average, by the longest:
 
     >>> [pays(full, Lengths(1638, 1638, 320, equal=False, most_queries=n, most_keys=n)) for n in (1638, 4096, 8192)]
     [False, True, True]
@@ -167,7 +167,7 @@ def pays(asked: Asked, lengths: Lengths) -> bool:
     cycles = asked.modelled
     if cycles is None:
         return False
-    if lengths.blocks(ROWS_OF_PAIR) < PAIRS_OF_SMS:  # rather keys are split
+    if lengths.blocks(ROWS_OF_PAIR) < PAIRS_OF_SMS:  # keys are split instead
         return False
     alone = lengths.cycles(cycles[0], ROWS_ALONE, asked.mask)
     pairs = CTAS * lengths.cycles(cycles[1], ROWS_OF_PAIR, asked.mask)

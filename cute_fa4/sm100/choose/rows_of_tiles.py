@@ -26,7 +26,7 @@ def tile_for(
 ) -> tuple[bool, int | None]:
     """-> (whether the heads of a group share a tile, rows of a tile with swapped operands or None).
 
-    pack_gqa   what the call asks for: True is a wish, which a group that fits no tile cannot have; None is the same
+    pack_gqa   the call's option: True is a preference, ignored for a group that fits no tile; None is the same
     swaps      whether tiles with swapped operands may be chosen
 
     >>> [tile_for(queries, 8) for queries in (1, 2, 5, 256)]
@@ -43,7 +43,7 @@ def tile_for(
 
 
 def widened_tile(group: int, pack_gqa: bool | None = None) -> tuple[bool, int]:
-    """The same of queries of 16 bits over keys of 8, of tiles of few rows that serve any number of queries.
+    """The same for 16-bit queries over 8-bit keys, in tiles of few rows that serve any number of queries.
 
     >>> widened_tile(1), widened_tile(8), widened_tile(64)
     ((False, 32), (True, 32), (False, 32))
@@ -55,7 +55,7 @@ def widened_tile(group: int, pack_gqa: bool | None = None) -> tuple[bool, int]:
 def swapped_rows(seqlen_q: int, heads: int) -> int | None:
     """Rows of a tile with swapped operands that serves up to `seqlen_q` queries best, of `heads` heads that share it.
 
-    None: tiles of 128 rows serve them as well. A group of 16 has a tile of its own for one query; otherwise two heights
+    None: tiles of 128 rows serve them as well. A group of 16 has its own tile for one query; otherwise two heights
     are enough, so that a service has few kernels.
 
     >>> [swapped_rows(queries, 8) for queries in (1, 2, 4, 5)], swapped_rows(1, 16), swapped_rows(4, 7)

@@ -1,4 +1,4 @@
-"""Which kernel a call gets: an ordered list of rules, of which the first that holds names the family.
+"""Which kernel a call gets: an ordered list of rules; the first rule that holds names the family.
 
     >>> print(table())
     a call with                                       family
@@ -30,14 +30,14 @@
     which_kernel(Call(...), lengths)    the kernel of one call
     kernels_of(Call(...))               those that calls of any length may meet, by the same rules
 
-Calls, `capabilities()`, catalogues and lists of a model's kernels ask here; nobody else has a rule. Rows are those of a
-tile: queries of the longest sequence, times the heads of a group that share the tile (rows_of_tiles.py).
+Calls, `capabilities()`, catalogues and lists of a model's kernels ask here; this is the only place with a rule. Rows
+are those of a tile: queries of the longest sequence, times the heads of a group that share it (rows_of_tiles.py).
 
     call     calls/asked.py        from tensors, options and policies
     problem  Call.of_choices       from what choose_config takes: configurations, catalogues, questions
 
-What is no rule stays out: how a family runs the problem is its schedule's business (choose_config.py), and whether keys
-are split is one of the launch (calls/split_keys/split.py).
+Other choices are made elsewhere: the schedule chooses how a family runs the problem (choose_config.py), and each launch
+chooses whether keys are split (calls/split_keys/split.py).
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
 @dataclass(frozen=True)
 class Call:
-    """What a rule may look at: no tensor, and of lengths the longest of queries.
+    """The inputs of a rule: metadata only, and of the lengths only that of the longest queries.
 
     qkv_dtype   of q, and of k and v where kv_dtype is None
     kv_dtype    of k and v, where it is another
@@ -93,13 +93,13 @@ class Call:
     fixed       the bits of a sequence are promised to be the same in every batch (tokens_per_split), where lengths
                 differ: the longest sequence must not choose the kernel
     pack_gqa    whether the heads of a group share a tile; None: as it suits
-    rows        of a tile of few rows, where it is said and not chosen
-    latent      v is the first columns of k. of_rows: which has 656 bytes a row, with scales and rotary columns
+    rows        of a tile of few rows, if it is given and not chosen
+    latent      v is the first columns of k. of_rows: cache rows of 656 bytes, with inline scales and RoPE columns
     descales    Scales, or their letters (cute_fa4/scales.py)
-    rope        columns of k have a tensor of their own. rope_dtype: and a dtype; None: that of k
+    rope        columns of k lie in a separate tensor. rope_dtype: their dtype; None: that of k
     mask, plain, exact, arch    as choose/pays.py reads them
-    stays       q of 16 bits over k of 8 stays as it is, however many rows there are (calls/queries.py)
-    swaps, widens, pairs  what the environment says (compiler/policy.py)
+    stays       16-bit q over 8-bit k is not quantized, however many rows there are (calls/queries.py)
+    `swaps`, `widens`, `pairs`  settings from the environment (compiler/policy.py)
     invariant   likewise: the bits of a row depend on that row alone (docs/invariance.md). No length chooses the kernel,
                 and CTAs do not share MMAs
     """
@@ -133,7 +133,7 @@ class Call:
 
     @classmethod
     def of_choices(cls, choices: dict, **more) -> "Call":
-        """Of what choose_config takes, in which no lengths are; more: further fields."""
+        """A Call from the arguments of choose_config, which have no lengths; more: further fields."""
         of = choices.get
         latent, head_dim, kv_dtype = bool(of("latent")), choices["head_dim"], of("kv_dtype")
         known = dict(
@@ -167,7 +167,7 @@ class Call:
 
     @property
     def of_8_bits(self) -> bool:
-        """Whether k and v are."""
+        """Whether k and v have 8 bits."""
         return is_quantized(self.kv_dtype or self.qkv_dtype)
 
     @cached_property
@@ -193,7 +193,7 @@ class Call:
 
     @property
     def keeps_q(self) -> bool:
-        """Whether q of 16 bits stays as it is over k of 8."""
+        """Whether 16-bit q over 8-bit k is not quantized."""
         return self.stays and self.kv_dtype is not None and widens_keys(self.head_dim, self.rope)
 
     @property
@@ -221,7 +221,7 @@ class Call:
 
     @property
     def heads(self) -> int:
-        """That share a tile."""
+        """Query heads that share a tile."""
         return self.group if self.tile[0] else 1
 
     @property
@@ -244,7 +244,7 @@ class Call:
 
     @property
     def asks_of_pairs(self) -> pays.Asked:
-        """What the rule of pairs reads besides lengths."""
+        """The inputs of the rule of pairs, except lengths."""
         depths = self.head_dim, self.head_dim_v
         return pays.Asked(
             self.qkv_dtype, *depths, self.mask, plain=self.plain, exact=self.exact, arch=self.arch
@@ -252,12 +252,12 @@ class Call:
 
 
 def widens_keys(head_dim: int, rope: bool) -> bool:
-    """Whether some kernel takes q of 16 bits over k of 8; rope: columns of k have a tensor of their own."""
+    """Whether some kernel takes 16-bit q over 8-bit k; rope: columns of k lie in a separate tensor."""
     return head_dim <= WIDENED_DEPTH and not rope
 
 
 class Kernel(NamedTuple):
-    """What a call gets.
+    """The kernel of a call.
 
     family    a folder of sm100
     pack_gqa  the heads of a group share a tile
@@ -278,9 +278,9 @@ class Kernel(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """asks: words for the table; schedule: of the family, which runs the calls of which `holds` is true.
+    """asks: text for the table; schedule: of the family, which runs the calls for which `holds` is true.
 
-    of_lengths: and of whose lengths choose/pays.py says so, too
+    of_lengths: the rule also requires that choose/pays.py agrees for the lengths
     """
 
     asks: str
@@ -310,10 +310,10 @@ RULES = (
 
 
 class Choice(NamedTuple):
-    """What the rules say of a call: a kernel, or one of two, of which lengths decide.
+    """The result of the rules for a call: one kernel, or two between which lengths decide.
 
-    paired  the kernel where pairs of CTAs pay for the lengths; None: whatever they are, it is `kernel`
-    asks    what the rule of pairs reads besides lengths. heads: that share a tile
+    paired  the kernel where pairs of CTAs pay for the lengths; None: always `kernel`
+    asks    the inputs of the rule of pairs, except lengths. heads: query heads that share a tile
     """
 
     kernel: Kernel
@@ -322,7 +322,7 @@ class Choice(NamedTuple):
     heads: int
 
     def of(self, lengths: pays.Lengths | None) -> Kernel:
-        """lengths: of queries and keys, of heads each by itself; None: nothing is known, and CTAs run alone."""
+        """lengths: of queries and keys, with each head counted alone; None: nothing is known, and CTAs run alone."""
         if self.paired is None or lengths is None:
             return self.kernel
         if self.heads > 1:
@@ -332,7 +332,7 @@ class Choice(NamedTuple):
 
 
 def which_kernel(call: Call, lengths: pays.Lengths | None = None) -> Kernel:
-    """The kernel of a call. Whether it runs the problem, its configuration says (FA4Config.refusals).
+    """The kernel of a call. FA4Config.refusals of its configuration says whether it runs the problem.
 
     >>> which_kernel(Call("bf16", 128, 128, group=8)), which_kernel(Call("bf16", 128, 128, seqlen_q=100))
     (Kernel(family='mhaswap', pack_gqa=True, rows=8), Kernel(family='mha1q', pack_gqa=False, rows=None))
@@ -344,12 +344,12 @@ def which_kernel(call: Call, lengths: pays.Lengths | None = None) -> Kernel:
 
 @lru_cache(maxsize=4096)
 def choice_of(**call) -> Choice:
-    """The same for a Call of these fields, but for its lengths. It is kept, as configurations are."""
+    """The same for a Call of these fields, without its lengths. It is cached, as configurations are."""
     return choice(Call(**call))
 
 
 def choice(call: Call) -> Choice:
-    """What RULES say of a call."""
+    """The result of RULES for a call."""
     if call.kv_dtype is not None and not (call.latent or call.few or call.keeps_q):
         call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantised before
     holding = [rule for rule in RULES if rule.holds(call)]
@@ -361,9 +361,9 @@ def choice(call: Call) -> Choice:
 
 
 def kernels_of(call: Call, queries=QUERIES, lengths_differ: bool = False) -> tuple[Kernel, ...]:
-    """All that calls get which are like this one but for their lengths, those of long queries first.
+    """All kernels of calls that differ from this one in their lengths only, those of long queries first.
 
-    queries: of the longest sequence, those that may come. lengths_differ: some may be `fixed`
+    queries: possible lengths of the longest sequence. lengths_differ: some calls may be `fixed`
 
     >>> [kernel[::2] for kernel in kernels_of(Call("bf16", 128, 128))]
     [('mha2q', None), ('mhapair', None), ('mha1q', None), ('mhaswap', 32), ('mhaswap', 8)]

@@ -31,7 +31,7 @@ from ..steps.warpgroup import Exponential, KeyTile, PlaceOfP, RowContext, Share,
 
 
 def scores_of(cfg, order, group: Warpgroup, tile: KeyTile, with_maxima=False) -> tuple:
-    """(address of S_i, the row's scores, values of the same maximum), in registers: S_i may be made again."""
+    """(address of S_i, the row's scores, values with the same maximum), in registers: S_i may be overwritten."""
     events, i = group.events, group.i
     s_address = order.s_address(cfg, group.tmem, tile.at)
     events.s_ready.wait(tile.at, tile.phase)
@@ -70,7 +70,7 @@ def masked_scores(cfg, scores: list, bands: list) -> tuple:
 
 
 def masked_parts(cfg, parts, bands: list):
-    """The same of (first column, scores), part by part."""
+    """The same for (first column, scores), part by part."""
     if not cfg.sees_by_warp:
         return visibility.keep_visible_parts(parts, bands)
     return seen.keep_visible_parts(parts, seen.words_of(bands, cfg.tiles.BN))

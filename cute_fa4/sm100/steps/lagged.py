@@ -17,8 +17,8 @@ A first tile that every row sees whole refers to its first quarter, 32 of 128 sc
 Larger scores in the same tile act like larger scores in a later tile: P and the row sum grow by the same factor,
 and the row sum shows when it is too large. So a work tile is rerun if a key after the first 32 exceeds them by more
 than 44 nats; a first key with all the weight is one of these 32. A sink is a score of the reference, too.
-If 32 scores are -inf, so is the reference: the exponentials are infinite, and the tile is rerun. A NaN in the tile
-makes the row sum NaN, and the rerun returns NaN. These keep the maximum of all scores (FA4Config.refers_to_quarter)
+If 32 scores are -inf, so is the reference: the exponentials are infinite, and the work tile is rerun. A NaN in the key
+tile makes the row sum NaN, and the rerun returns NaN. The full maximum is kept for (FA4Config.refers_to_quarter)
 
     functions of scores         they may hide the first 32 keys of every row
     masks with a lower bound    their first tile is masked
@@ -76,7 +76,7 @@ def begun(cfg, state: RowState, scores: list, scale_log2) -> RowState:
 def masked_exact_end(cfg, work, whole_begin, whole_end, begin, end):
     """End of the exact tiles among a warpgroup's masked key tiles, `begin` to `end`, which follow the whole ones.
 
-    None is after a whole tile, which every row has seen. All are if none is whole and rows begin in different tiles.
+    No tile is if whole tiles exist, which every row has seen; all are if none exists and rows begin in different tiles.
     """
     if cfg.mask.has_lower_bound:
         first = end
@@ -102,7 +102,7 @@ def of_visible(bias, bands):
 
 @cute.jit
 def renewed(state: RowState, scale_log2: Float32) -> tuple:
-    """-> (the state with the reference for the next key tile, factor for O)."""
+    """-> (the state with the reference for the next key tile, rescale factor of O)."""
     row_max, row_sum, factor = state.row_max, state.row_sum, Float32(1.0)
     if row_sum > RENEWED_FROM:
         exponent = (row_sum.bitcast(Int32) >> 23) - 127

@@ -10,8 +10,8 @@ A tile on the diagonal of a causal mask, 32 columns at a time:
 
 A vote of the warp decides, so no warp diverges. A skipped part has the result of masked scores, bit by bit: P = 0,
 and 0 added to a sum. Masked scores are not examined, so a NaN among them has no effect, as before.
-Exponentials are skipped in the second half of a tile only: if skipped in the whole tile, ptxas changes the loop over
-whole tiles, which is unrelated (docs/decisions/0016).
+Exponentials are skipped in the second half of a tile only. If they are skipped in the whole tile, ptxas compiles the
+unrelated loop over whole tiles differently (docs/decisions/0016).
 """
 
 import cutlass.cute as cute
@@ -36,13 +36,13 @@ def keep_visible(scores: list, words: list) -> list:
 
 
 def keep_visible_parts(parts, words: list):
-    """The same of (first column, scores of a word), part by part."""
+    """The same for (first column, scores of a word), part by part."""
     for first, scores in parts:
         yield first, _keep(scores, words[first // WORD])
 
 
 def _keep(scores: list, word) -> list:
-    """Scores of the columns of a word, -inf where the row does not see one."""
+    """Scores of the columns of a word, -inf where the row does not see the column."""
     return if_generate(
         cute.arch.vote_all_sync(word == -1),
         lambda *scores: list(scores),

@@ -43,7 +43,7 @@ def visibility(bands: list, col0: int):
 
 
 def keep_visible_parts(parts, bands: list):
-    """The same of (first column, scores), part by part."""
+    """The same for (first column, scores), part by part."""
     for first, scores in parts:
         inside = [(lo if lo is None else lo - first, hi - first) for lo, hi in bands]
         yield first, keep_visible(scores, inside)

@@ -134,7 +134,7 @@ class TMAProducerPipeline(Ring):
         """After the last tile: if another CTA raises `empty`, wait until it has raised the last of them."""
 
     def commit_step(self, slot: Slot) -> Slot:
-        """The next position. The hardware arrives when the bytes have landed."""
+        """The next position. The hardware itself arrives on the barrier, when the bytes have landed."""
         return slot.next(self.slots)
 
     def _full(self, slot: Slot, stage: int):

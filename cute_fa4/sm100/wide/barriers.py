@@ -14,10 +14,10 @@ work_ready    2       load 1                                 softmax, correction
 work_read     2       softmax 128 + correction 128 + mma 32  load                      the announcement has been read
 work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
 
-S, and with it P and its barriers, has two buffers; key tile t of the CTA, over all its work tiles, has buffer t & 1.
-row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last: message e
-comes on barrier e & 1. At the first key tile p_ready says that the old O has been read, not that it is rescaled. A slot
-of the ring holds a unit of 64 columns of K or V.
+S, P and their barriers have two buffers; key tile t of the CTA, counted over all its work tiles, uses buffer t & 1.
+row_scale carries a factor for each key tile except the first of a work tile, and the row sums after the last: message
+e arrives on barrier e & 1. At the first key tile p_ready means that the old O has been read, not that it is rescaled.
+A slot of the ring holds a unit of 64 columns of K or V.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -53,12 +53,12 @@ S_BUFFERS = 2
 
 
 def table(warps: WarpRoles, kv_slots: int) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots."""
+    """The table of a kernel whose ring has `kv_slots` slots."""
     return BarrierTable(rows(warps), numbers(kv_slots))
 
 
 def numbers(kv_slots: int) -> dict[str, int]:
-    """How many there are of what a barrier can be per."""
+    """How many instances there are of each kind that a barrier can be per."""
     return {
         Q_TILE: 1,
         S_BUFFER: S_BUFFERS,

@@ -1,4 +1,4 @@
-"""Correction warpgroup: rescale O when a row's maximum moved, store it at the end; S and its barriers in two buffers.
+"""Correction warpgroup: rescale O when a row maximum moved, store it at the end; S and its barriers have two buffers.
 
 O is free        arrive on p_ready of the next key tile: the first P V of a work tile may begin
 tile t, not the  wait row_scale, message t - 1 -> does any row of the warp have a factor below 1? -> pv_done of tile
@@ -19,7 +19,7 @@ from ..work.tile import Work
 
 
 def receive(cfg, smem: Smem, events: Events, message, row):
-    """What softmax says of a row: message t - 1 is the factor of tile t, that of the last tile the row sum."""
+    """Wait for softmax's message on a row: message t - 1 is the factor of tile t, that of the last tile the row sum."""
     events.row_scale.wait(message & 1, (message >> 1) & 1)
     return smem.row_scale[row + (message & 1) * cfg.tiles.rows_per_q_tile]
 
@@ -28,7 +28,7 @@ def receive(cfg, smem: Smem, events: Events, message, row):
 def rescale(
     cfg: cutlass.Constexpr, smem: Smem, tmem: Int32, events: Events, tile: Int32, row: Int32
 ):
-    """Before the product of a tile that is not the first of its work tile."""
+    """Rescale before the product of a tile that is not the first of its work tile."""
     factor = receive(cfg, smem, events, tile - 1, row)
     events.pv_done.wait(0, (tile - 1) & 1)
     if cute.arch.vote_any_sync(factor < 1.0):
@@ -45,7 +45,7 @@ def finish(
     work: Work,
     last: Int32,
 ):
-    """O to global memory; last: its last key tile."""
+    """Store O to global memory; last: its last key tile."""
     smem, events, row = group.smem, group.events, group.row
     factor = scales.of_output(cfg, group.args, work)
     inverse = scales.times(row_math.inverse(receive(cfg, smem, events, last, row)), factor)
@@ -73,7 +73,7 @@ def correct_tiles(
     work: Work,
     before: Int32,
 ) -> Int32:
-    """A work tile with key tiles; before: how many there were in earlier work tiles."""
+    """Correct a work tile with key tiles; before: how many key tiles earlier work tiles had."""
     for n in cutlass.range(1, work.tiles.count, unroll=1):
         rescale(cfg, group.smem, group.tmem, group.events, before + n, group.row)
     tiles = before + work.tiles.count

@@ -25,7 +25,7 @@ from . import correction, loads, products
 
 @dataclass(frozen=True)
 class InTwoBuffers(Order):
-    """One softmax warpgroup has every key tile; tile t has S and barriers of buffer t & 1."""
+    """One softmax warpgroup processes every key tile; tile t uses S and barriers of buffer t & 1."""
 
     sum_early = True
     run = staticmethod(products.run)
@@ -34,7 +34,7 @@ class InTwoBuffers(Order):
     load_tile = staticmethod(loads.load_tile)
 
     def announced(self, cfg, events, kv, at, unit):
-        """Announce a unit of K of which columns have a tensor of their own; returns the mbarrier for its copies."""
+        """Announce a unit of K that has columns from a separate tensor; returns the mbarrier for its copies."""
         return kv.get_v(at)
 
     def buffer_at(self, cfg, work, n, i, before):
@@ -44,7 +44,7 @@ class InTwoBuffers(Order):
         return (self.number(work, n, before) >> 1) & 1
 
     def number(self, work, n, before):
-        """Of key tile n, over all work tiles of the CTA."""
+        """The number of key tile n, counted over all work tiles of the CTA."""
         return n - work.tiles.first + before
 
     def buffer_before(self, at):

@@ -1,9 +1,9 @@
-"""Load warp: key tiles as units, each into the next slot of the ring, in the order in which the MMA warp takes them.
+"""Load warp: copies key tiles as units, each into the next ring slot, in the order in which the MMA warp takes them.
 
     K0   K1 V0   K2 V1   ...   K(last) V(last-1) V(last)
 
-V of a tile is wanted a tile later than its K. Were it loaded right behind it, the next K would wait for slots that its
-product frees, and S for that K.
+V of a tile is needed one tile later than its K. If it were loaded right after its K, the next K would wait for slots
+that its product frees, and S would wait for that K.
 """
 
 import cutlass
@@ -29,7 +29,7 @@ def load_tile(
     at: Slot,
     q_phase: Int32,
 ) -> Slot:
-    """K of key tile n and V of the one before; of the first the queries, of the last its V. As roles/load.py has it."""
+    """Load K of key tile n and V of the one before; the first tile also loads Q, the last also its V. As roles/load.py."""
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     first, last = work.tiles.first, work.tiles.first + work.tiles.count - 1
@@ -64,7 +64,7 @@ def own_columns(cfg, unit: int):
 def load_units(
     units: list[KVBuffer], kv: TMAProducerPipeline, work: Work, at: Slot, found, own=None
 ) -> Slot:
-    """Copy the units of a tile of K or V. own: of own_columns, for each unit of V."""
+    """Copy the units of a tile of K or V. own: from own_columns, for each unit of V."""
     for unit, column in zip(units, own or [0] * len(units), strict=True):
         kv.acquire(at)
         mbarrier = kv.get_v(at)
@@ -77,9 +77,9 @@ def load_units(
 def load_units_of_two(
     cfg, order, warp: LoadWarp, work: Work, at: Slot, own: tuple, rope: tuple
 ) -> Slot:
-    """Copy the units of a K tile, span by span: the first ones from K, the last one from what all heads share.
+    """Copy the units of a K tile, span by span: first those from K, then those from the columns that all heads share.
 
-    own: K, and where its rows are; rope: the same of the shared columns, of rope_rows.found_of
+    own: K, and where its rows are; rope: the same for the shared columns, from rope_rows.found_of
     """
     k, of_k = own
     shared, of_rope = rope

@@ -1,15 +1,15 @@
-"""MMA warp: S of the next key tile, then P V of this one, issued by one thread.
+"""MMA warp: one thread issues S of the next key tile, then P V of the current one.
 
     n = 0               S[t & 1] = Q K0
     n = 1, 2, ...       S[t & 1] = Q Kn     O (+)= P[(t - 1) & 1] V(n-1)
     at the end                              O += P[t & 1] V(last)
 
-Tile t counts over all work tiles of the CTA. A work tile ends with its last product; the ring goes on filling. P is
-stored over its S; S of tile t + 2 is issued behind P V of tile t, which read that P, and the tensor core works in
-issue order. While softmax works on a tile, the product before it and the next S are made.
+Tile t counts over all work tiles of the CTA. The last product ends a work tile; the load warp keeps filling the ring.
+P is stored over its S. S of tile t + 2 is issued after P V of tile t, which read that P, and the tensor core executes
+in issue order. While softmax works on a tile, the tensor core computes the product before it and the next S.
 
-A unit of K adds 64 columns of the depth to S; a unit of V makes 64 columns of O, with an N of 64, which an MMA with A
-in tensor memory does at the full rate.
+A unit of K accumulates 64 columns of the depth into S; a unit of V produces 64 columns of O. Its N is 64, which an MMA
+with A in tensor memory runs at the full rate.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def s_column(cfg, buffer):
 
 
 def multiply_qk(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: Slot) -> Slot:
-    """S = Q K^T, unit by unit as they arrive; -> the place behind them."""
+    """S = Q K^T, unit by unit as they arrive; -> the ring position after the last unit."""
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
@@ -62,7 +62,7 @@ def multiply_qk(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline,
 def multiply_pv(
     cfg, v: KVBuffer, tmem, events: Events, kv: KVConsumerPipeline, at: Slot, tile, accumulate
 ) -> Slot:
-    """O (+)= P V of tile number `tile` of the CTA; -> the place behind its units."""
+    """O (+)= P V of tile number `tile` of the CTA; -> the ring position after its units."""
     buffer, phase = tile & 1, (tile >> 1) & 1
     o, p = tmem + cfg.tmem.o[0], tmem + s_column(cfg, buffer)
     columns = cfg.tiles.tmem_columns_of(cfg.tiles.MMA_K)  # of P in one step
@@ -97,7 +97,7 @@ def multiply_pv(
 
 @dataclass(frozen=True)
 class InUnits(Products):
-    """at: the place in the ring of the next unit."""
+    """at: the ring position of the next unit."""
 
     def make_scores(self, cfg, mma, at, tile):
         k = KVBuffer(KVBufferConfig.for_k(cfg), mma.smem.kv_address)

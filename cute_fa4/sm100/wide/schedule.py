@@ -6,10 +6,10 @@
     0       128      256                512      Q | ring of kv slots | a chunk of O | row scale | work queue
     | S0 P0 | S1 P1 |        O          |        | mbarriers
 
-Two O of 256 columns would leave S none. One softmax warpgroup is enough here: a key tile takes the tensor core 2,048
-cycles at depth 256, and the exponentials of 128 rows 1,024 of the special function units. What limits a CTA of one
-query tile is that it loads 128 KiB a key tile for itself alone. Q of 512 columns takes 128 KiB and leaves the ring five
-slots: it is a ring of units, so that it need not hold a tile.
+Two O of 256 columns would leave no columns for S. One softmax warpgroup is enough here: at depth 256 a key tile takes
+2,048 cycles of the tensor core, and the exponentials of 128 rows take 1,024 cycles of the special function units. A
+CTA with one query tile is limited by its loads: it loads 128 KiB per key tile for itself alone. Q of 512 columns takes
+128 KiB and leaves five slots for the ring. The ring holds units, so it need not hold a whole tile.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from .smem_map import WideSmem, smem_map
 from .tiles import WideTiles
 from .warp_roles import WideWarpRoles
 
-LEAST_SLOTS = 4  # a unit in each product under way, and two on their way
+LEAST_SLOTS = 4  # one unit in each running product, and two in flight
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class WideTile(RowSchedule):
     qk_depths: ClassVar[tuple] = WIDE_DEPTHS + DEEP
     ov_depths: ClassVar[tuple] = WIDE_DEPTHS
 
-    barrier_table: ClassVar = staticmethod(barriers.table)  # of warps, for so many slots
+    barrier_table: ClassVar = staticmethod(barriers.table)  # (warps, number of slots) -> table
 
     warps: WarpRoles = field(default_factory=WideWarpRoles)
 
@@ -88,7 +88,7 @@ class WideTile(RowSchedule):
 
 @lru_cache(maxsize=1024)
 def layout(warps: WarpRoles, tiles: WideTiles, table_of: Callable) -> tuple[BarrierTable, WideSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    """Barriers and shared memory size each other: the ring gets the space left by a kernel without slots."""
     empty = table_of(warps, 0)
     slots = slots_that_fit(tiles, smem_map(tiles, empty), empty)
     table = table_of(warps, slots)

@@ -1,10 +1,10 @@
 """WideTiles: a query tile of 128 rows, key tiles of 128 keys, K and V in units of 64 columns.
 
-    K tile    unit 0 | unit 1 | unit 2 | unit 3        each 128 keys x 64 columns, 16 KiB, with a slot of its own
+    K tile    unit 0 | unit 1 | unit 2 | unit 3        each 128 keys x 64 columns, 16 KiB, in its own slot
     V tile    unit 0 | unit 1 | unit 2 | unit 3
 
-S adds up over the units of K; a unit of V makes 64 columns of O. So no tile needs to lie in one piece, and the ring has
-as many slots as fit, whatever the depths are.
+S accumulates over the units of K; a unit of V produces 64 columns of O. So a tile need not be contiguous, and the ring
+has as many slots as fit, whatever the depths are.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..blueprint.tiles import KEYS_PER_TILE, Tiles
 
 @dataclass(frozen=True)
 class WideTiles(Tiles):
-    """What Tiles has, with a slot of the ring for a unit."""
+    """Tiles where a ring slot holds a unit."""
 
     @classmethod
     def of(cls, problem: Problem, cta_group: int = 1) -> "WideTiles":
@@ -30,7 +30,7 @@ class WideTiles(Tiles):
 
     @property
     def unit_columns(self) -> int:
-        """Columns of a unit of K or V. Of two CTAs each has half of the rows of K, and half of the columns of V."""
+        """Columns of a unit of K or V. With two CTAs, each has half of the rows of K and half of the columns of V."""
         return self.swizzle_granule * self.cta_group
 
     @property
@@ -53,12 +53,12 @@ class WideTiles(Tiles):
 
     @property
     def k_copy_columns(self) -> int:
-        """The same; where the last columns of K have a tensor of their own, a swizzle span: a unit may have both."""
+        """The same; if the last columns of K are in a separate tensor, a swizzle span, because a unit may have both."""
         return self.swizzle_granule if self.problem.rope_depth else self.unit_columns
 
     @property
     def v_cols_per_cta(self) -> int:
-        """Columns of V in one copy: a CTA's of a unit."""
+        """Columns of V in one copy: a CTA's share of a unit."""
         return self.swizzle_granule
 
     @property
@@ -79,7 +79,7 @@ class WideTiles(Tiles):
         return 1
 
     def v_columns(self, unit: int) -> int:
-        """Columns of O that a unit of V makes: N of its product."""
+        """Columns of O that a unit of V produces: N of its product."""
         left = align_up(self.problem.ov_depth, 16 * self.cta_group) - unit * self.unit_columns
         return min(self.unit_columns, left)
 

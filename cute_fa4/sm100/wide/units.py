@@ -1,4 +1,4 @@
-"""A unit of K or V: 64 columns of a key tile, between global memory, its slot and the MMA; and its place in the ring.
+"""A unit of K or V, 64 columns of a key tile: its global memory, its slot, its MMA, and its position in the ring.
 
     units    K0 K0 K0 K0 K1 K1 K1 K1 V0 V0 V0 V0 K2 ...      of 256 columns each
     slot      0  1  2  3  4  5  6  7  8  0  1  2  3          a ring of nine
@@ -22,7 +22,7 @@ def k_unit(cfg, k: KVBuffer, unit: int) -> KVBuffer:
 
 
 def k_span(cfg, k: KVBuffer, rope: KVBuffer, unit: int, span: int) -> tuple[KVBuffer, bool]:
-    """64 columns of a unit of K, for their copy -> (the buffer, whether K itself has them). rope: of the others."""
+    """-> (the buffer that copies 64 columns of a unit of K, whether K itself has them). rope: has the other columns."""
     columns, own = cfg.tiles.swizzle_granule, cfg.tiles.own_qk_depth
     column = unit * cfg.tiles.unit_columns + span * columns
     there = k.ring_address + span * cfg.tiles.k_rows_per_cta * SPAN_BYTES
@@ -34,7 +34,7 @@ def k_span(cfg, k: KVBuffer, rope: KVBuffer, unit: int, span: int) -> tuple[KVBu
 
 
 def v_unit(cfg, v: KVBuffer, unit: int) -> KVBuffer:
-    """The columns of a unit of V, as far as they are the CTA's own, in any slot; those of the next CTA follow."""
+    """The CTA's own columns of a unit of V, in any slot; those of the next CTA follow."""
     first = unit * cfg.tiles.unit_columns
     return _part(v, columns=cfg.tiles.v_cols_per_cta, first_column=first)
 
@@ -44,7 +44,7 @@ def _part(whole: KVBuffer, **changes) -> KVBuffer:
 
 
 def wait(kv: KVConsumerPipeline, at: Slot):
-    """Wait until the unit is there."""
+    """Wait until the unit has arrived."""
     kv.wait_k(KVPosition(at, at.index), 0)
 
 

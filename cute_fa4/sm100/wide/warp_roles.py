@@ -7,7 +7,7 @@
     9        load        104         claims blocks, one thread issues every TMA load
     10, 11   idle        104         `setmaxnreg` must be executed alike by the four warps of a warpgroup
 
-384 threads begin with 168 registers each, the most in steps of 8; 240 + 160 + 104 are what three of them have.
+384 threads begin with 168 registers each, the maximum in steps of 8; 240 + 160 + 104 is three times that.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Scales of blocks of a row of Q or K: one byte of e8m0 for each 32 numbers, as a word of up to four bytes.
+"""Scales of blocks of a row of Q or K: one e8m0 byte for each 32 numbers, in words of up to four bytes.
 
-The tensors are those of q and k with a byte for each block in the place of the head dim, of any strides. Places follow
+The tensors have the shape of q and k, with a byte per block in place of the head dim, and any strides. Indices follow
 the rules of the other scales (scales.py).
 """
 
@@ -14,14 +14,14 @@ from .scales import place_of_key, place_of_row
 
 
 def of_key(cfg, args, work, key, exists=True) -> Int32:
-    """The scales of a key; 2^-127 beyond the sequence, whatever is there, or unless `exists`."""
+    """The scales of a key; 2^-127 beyond the sequence, whatever memory holds, or unless `exists`."""
     tensor = args.descales[cfg.descales.place("k")]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
     return _word(cfg, tensor, (*place, work.tile.kv_head), exists)
 
 
 def of_row(cfg, args, work, place: Row) -> Int32:
-    """Those of a query and head; of a row of nobody those of another, of which nothing is stored."""
+    """The scales of a query and head; a padding row gets those of another row, and nothing of it is stored."""
     tensor = args.descales[cfg.descales.place("q")]
     return _word(cfg, tensor, place_of_row(cfg, tensor, work, place), Boolean(True))
 

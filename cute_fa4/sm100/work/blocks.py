@@ -18,7 +18,7 @@ def own_block(cfg) -> Int32:
 
 
 def block_of(cfg, cta) -> Int32:
-    """The block of CTA number `cta` of the grid; of -1, which is none, -1."""
+    """The block of CTA number `cta` of the grid; -1 for -1, which is no CTA."""
     return cta if cfg.tiles.cta_group == 1 else cta >> 1
 
 
@@ -35,14 +35,14 @@ def rank_in_cluster() -> Int32:
 
 
 def key_tile(cfg, n) -> Int32:
-    """The key tile of turn n: n, or where CTAs share the keys of a block every such-and-such one (split.py)."""
+    """The key tile of turn n: n; if CTAs share the keys of a block, every cluster_parts-th one (split.py)."""
     if cfg.cluster_parts == 1:
         return n
     return n * cfg.cluster_parts + rank_in_cluster()
 
 
 def turn_of(cfg, tile) -> Int32:
-    """The other way round: this CTA's first turn whose key tile is not before `tile`."""
+    """The inverse: this CTA's first turn whose key tile is not before `tile`."""
     if cfg.cluster_parts == 1:
         return tile
     return turn_from(tile, rank_in_cluster(), cfg.cluster_parts)
@@ -58,14 +58,14 @@ def turn_from(tile, rank, number: int):
 
 
 def first_position(cfg, of_block):
-    """Of this CTA's rows, in a block that begins at this position."""
+    """The first position of this CTA's rows, in a block that begins at position `of_block`."""
     if cfg.tiles.cta_group == 1:
         return of_block
     return of_block + rank(cfg) * cfg.tiles.positions_per_cta
 
 
 def block_begin(cfg, position):
-    """The other way round: where the block begins whose rows of this CTA begin at a position."""
+    """The inverse: where the block begins in which this CTA's rows begin at a position."""
     if cfg.tiles.cta_group == 1:
         return position
     return position - rank(cfg) * cfg.tiles.positions_per_cta

@@ -1,21 +1,21 @@
-"""A work queue whose tiles are judged: one that failed is run again, with the exact row maximum.
+"""A work queue whose tiles are checked: a tile that failed is rerun with the exact row maximum.
 
-Where the reference of a row lags behind its maximum (steps/lagged.py), a score may lie so far above all before it that
-its exponential overflows. The row sum tells, when it is too late for the work tile. Its results are stored all the
-same; then the tile is run once more, and overwrites them:
+If the running maximum of a row lags (steps/lagged.py), a score may exceed all scores before it by so much that its
+exponential overflows. The row sum shows this, but too late for the work tile. Its results are stored anyway; then the
+tile is rerun and overwrites them:
 
     softmax      at the end of a work tile      a verdict for each warp, then work_judged
-    load warp    before an entry is used again  the verdict is in: failed -> the same tile once more, instead of a claim
-    load warp    no block is left               a work tile without rows, so that the MMA warp ends what it has put off;
+    load warp    before an entry is used again  the verdict is in: failed -> the same tile again, instead of a claim
+    load warp    no block is left               a work tile without rows, so that the MMA warp finishes deferred work;
                                                 then the last verdicts; then the end
     correction   before it stores the second O  waits until the first one is written
 
     tile         k - 3    k - 2    k - 1    k
-    load warp                      copies   announces k: k - 3 is judged
-    softmax               P                                           three entries: the verdict is seldom waited for
+    load warp                      copies   announces k: k - 3 is checked
+    softmax               P                                           three entries: load rarely waits for a verdict
 
-What is run again is decided by its own scores alone, and for all rows of the work tile: results do not depend on who
-runs which block. A tile that is run again has the exact maximum everywhere and never fails, so it ends.
+Only a tile's own scores decide whether it is rerun, and all rows of the work tile are rerun: results do not depend on
+which CTA runs which block. A rerun uses the exact maximum everywhere and never fails, so the reruns end.
 """
 
 from dataclasses import dataclass, replace
@@ -43,13 +43,13 @@ from .tile import Work
 
 
 class Judged:
-    """What a queue does otherwise where its work tiles are judged; mixed with a queue of queue.py."""
+    """Overrides for a queue whose work tiles are checked; mixed with a queue of queue.py."""
 
     BARRIERS: ClassVar[dict] = {**WorkQueue.BARRIERS, "judged": "work_judged"}
 
     @classmethod
     def at(cls, pointer: cute.Pointer, **mbarriers):
-        """In shared memory: entries, response, verdicts, flags of tiles that are run again."""
+        """In shared memory: entries, response, verdicts, flags of tiles that are rerun."""
         places, at = [], pointer
         for words in (JUDGED_ENTRIES * WORK_WORDS, 4, JUDGED_ENTRIES * VERDICT_WORDS, AGAIN_WORDS):
             places.append((at, words))
@@ -91,14 +91,14 @@ class Judged:
         cute.arch.mbarrier_arrive(self.judged + at)
 
     def agreed(self, number, found):
-        """Load warp: whether work tile `number` is run again, of which this CTA found that it must be."""
+        """Load warp: whether work tile `number` is rerun. found: whether this CTA found that it must be."""
         return found
 
     def nothing_asked(self):
         return cutlass.Boolean(False)
 
     def ask_next(self, search: Search, number) -> cutlass.Boolean:
-        """-> whether the next work tile is one that failed."""
+        """-> whether the next work tile is a rerun of one that failed."""
         return ask_unless_failed(self, search, number + 1 - JUDGED_ENTRIES)
 
     def take_next(self, cfg, args, search: Search, number, asked) -> tuple:
@@ -141,7 +141,7 @@ def queue_of(cfg) -> type[WorkQueue]:
 
 @cute.jit
 def failed(queue: WorkQueue, number: Int32) -> cutlass.Boolean:
-    """Load warp: whether work tile `number` must be run again; waits for its verdict, which it takes back."""
+    """Load warp: whether work tile `number` must be rerun; waits for its verdict and clears it."""
     found = cutlass.Boolean(False)
     if number >= 0:
         at = number % JUDGED_ENTRIES
@@ -175,7 +175,7 @@ def take_or_repeat(
     number: Int32,
     again: cutlass.Boolean,
 ) -> tuple:
-    """-> (the search, the work tile behind `number`, its number): announced, unless it is the end."""
+    """-> (the search, the work tile after `number`, its number): announced, unless it is the end."""
     following, over = no_work(cfg), search.over
     claims, held, stretch = search.claims, search.held, search.stretch
     if again:
@@ -197,7 +197,7 @@ def take_or_repeat(
 def end_or_repeat(
     cfg: cutlass.Constexpr, args, queue: WorkQueue, following: Work, number: Int32
 ) -> tuple:
-    """-> (the work tile that follows, its number). No block is left: one of the last two that failed, or the end."""
+    """-> (the work tile that follows, its number). With no block left: one of the last two if it failed, or the end."""
     if following.tiles.count == NO_MORE:
         last = number
         queue.publish(number + 1, no_work(cfg, PAUSE))

@@ -1,6 +1,6 @@
 """Which key tiles a query tile needs, and which of them need a mask.
 
-Tiles of BN keys are walked upwards. seqlen_q = 256, seqlen_k = 512, causal: query i sees keys up to i + 256.
+Tiles of BN keys are walked in ascending order. seqlen_q = 256, seqlen_k = 512, causal: query i sees keys up to i + 256.
 
               key tiles of 128
     rows      0    1    2    3
@@ -8,15 +8,15 @@ Tiles of BN keys are walked upwards. seqlen_q = 256, seqlen_k = 512, causal: que
     128..255  .    .    .    m          m crossed by the diagonal
                                         - needed by the other query tile alone: left out
 
-So query tile 0 ends one key tile early: S0, P0 and O0 of tile 3 are not made (two_tiles/uneven/hooks.py). Under a
-window, query tile 1 begins late by as much. The same with a window of 128 keys:
+Query tile 0 therefore ends one key tile early: S0, P0 and O0 of tile 3 are not computed (two_tiles/uneven/hooks.py).
+Under a window, query tile 1 likewise begins late. The same with a window of 128 keys:
 
     0..127    .    m    m    -          tiles of the CTA: 3, from tile 1 on (the first row's)
     128..255  .    -    m    m
 
-One tile each always keeps; rows without keys mask it whole. None is left out by both.
+Each query tile keeps at least one key tile; rows without keys mask it whole. No key tile is left out by both.
 
-A mask with a lower bound, a sliding window say, has masked tiles at both ends:
+A mask with a lower bound, such as a sliding window, has masked tiles at both ends:
 
     [first, whole_from)  masked        [whole_from, whole_to)  whole        [whole_to, end)  masked
 """
@@ -33,11 +33,11 @@ MOST_LEFT_OUT = (1 << 15) - 1  # at either end, where an announcement has a word
 
 @dataclass(frozen=True)
 class TileRange:
-    """Key tiles [first, first + count); of the CTAs of a cluster that share keys, turns (blocks.key_tile).
+    """Key tiles [first, first + count); for the CTAs of a cluster that share keys, turns (blocks.key_tile).
 
-    early   how many of them, at the end, query tile 0 leaves out; None: none (FA4Config.uneven)
-    late    how many of them, at the beginning, query tile 1 leaves out; None: none (FA4Config.begins_late)
-    leader  where they may leave out some: the softmax warpgroup that has query tile 1 (two_tiles/uneven/hooks.py)
+    early   how many of them query tile 0 leaves out at the end; None: none (FA4Config.uneven)
+    late    how many of them query tile 1 leaves out at the beginning; None: none (FA4Config.begins_late)
+    leader  if some may be left out: the softmax warpgroup that has query tile 1 (two_tiles/uneven/hooks.py)
     """
 
     first: Int32
@@ -66,14 +66,14 @@ class TileRange:
         return self.first + self.before(i)
 
     def end_of(self, i):
-        """The key tile behind the last one of query tile i."""
+        """The key tile after the last one of query tile i."""
         if self.late is None:
             return self.first + self.count_of(i)
         return self.first + self.count - choose(i == 0, self.early, 0)
 
 
 def uneven(cfg, tiles: TileRange, first_position, sequence, sizes) -> TileRange:
-    """With what either query tile leaves out. first_position: of a block, whose CTAs leave out the same."""
+    """Add the tiles that each query tile leaves out. first_position: of a block, whose CTAs leave out the same ones."""
     keys = sequence.num_keys, sequence.key_limit, sizes
     each = rows.positions_per_tile(cfg)
     end_of_first = first_position + cfg.tiles.positions_per_block - each
@@ -89,16 +89,16 @@ def uneven(cfg, tiles: TileRange, first_position, sequence, sizes) -> TileRange:
 
 
 def left_out(cfg, tiles: TileRange, last_position, num_keys, key_limit, sizes):
-    """How many key tiles lie behind the last that query tile 0 sees, whose last row has this position; one stays."""
+    """How many key tiles come after the last one that query tile 0 sees; its last row is last_position. One stays."""
     _, hi = hull(cfg, last_position, num_keys, key_limit, sizes)
     behind = tiles.end_of(1) - (hi + cfg.tiles.BN - 1) // cfg.tiles.BN
     return maximum(minimum(behind, tiles.count - 1), 0)
 
 
 def not_begun(cfg, tiles: TileRange, early, first_position, num_keys, key_limit, sizes):
-    """How many key tiles lie before the first that query tile 1 sees, whose first row has this position.
+    """How many key tiles come before the first one that query tile 1 sees; its first row is first_position.
 
-    One stays, and those that query tile 0 leaves out, `early` of them.
+    At least one stays, and so do the `early` tiles that query tile 0 leaves out.
     """
     lo, _ = hull(cfg, first_position, num_keys, key_limit, sizes)
     stay = maximum(early, 1)
@@ -108,7 +108,7 @@ def not_begun(cfg, tiles: TileRange, early, first_position, num_keys, key_limit,
 
 @dataclass(frozen=True)
 class WholeTiles:
-    """Key tiles [begin, end) that every row of a query tile sees whole; a part of the CTA's range."""
+    """Key tiles [begin, end) that every row of a query tile sees whole; part of the CTA's range."""
 
     begin: Int32
     end: Int32
@@ -121,7 +121,7 @@ def hull(cfg, position, num_keys, key_limit, sizes):
 
 
 def tile_range(cfg, first_position, last_position, num_keys, key_limit, sizes) -> TileRange:
-    """What the CTA walks: from the first tile that its first row sees to the last one that its last row sees."""
+    """The key tiles of the CTA: from the first one that its first row sees to the last one that its last row sees."""
     lo, _ = hull(cfg, first_position, num_keys, key_limit, sizes)
     _, hi = hull(cfg, last_position, num_keys, key_limit, sizes)
     first = lo // cfg.tiles.BN
@@ -132,7 +132,7 @@ def tile_range(cfg, first_position, last_position, num_keys, key_limit, sizes) -
 def whole_tiles(
     cfg, tiles: TileRange, i, first_position, last_position, num_keys, key_limit, sizes
 ) -> WholeTiles:
-    """The key tiles of a CTA that all rows of query tile i see whole; from its first to its last one."""
+    """The key tiles of a CTA that all rows of query tile i see whole, as one range."""
     end = tiles.first + tiles.count
     if not cfg.mask.is_band:
         return WholeTiles(end, end)

@@ -1,15 +1,15 @@
-"""Sequences of which only the device knows how long they are, one behind the other on a line: who is at number n?
+"""Find the sequence at a number on a line of consecutive sequences whose lengths are known on the device only.
 
-An order says how long a sequence is on its line, by `of_sequence`: so many CTAs (packed_order.py), or so many key tiles
-(shared_order.py). The load warp holds `order.held` sequences, 32 at most, a lane each, and looks up the next ones when
-a number lies behind them: the numbers that a CTA asks for rise. Where one does not, it begins again.
+An order says how long a sequence is on its line, in `of_sequence`: a number of CTAs (packed_order.py) or of key tiles
+(shared_order.py). The load warp holds `order.held` sequences, at most 32, one per lane. It looks up the next ones when
+a number lies after them: the numbers that a CTA asks for ascend. After a smaller number the search starts over.
 
     lane        0      1      2     ...  31          sequences 32 to 63, of 3, 0, 2, ... on a line that has 40 before
     ends        3      3      5                      by lane: of this one and of those before it in the warp
-    number 44   44 - 40 = 4: two ends are not beyond it, so sequence 34, and there number 1
+    number 44   44 - 40 = 4: two ends are at most 4, so sequence 34, and number 1 within it
 
-Those that are held lie on the line as they come, or the ones with the most keys first (`order.longest_first`): a lane
-then adds up those of the others that go before it, and nothing is moved.
+The held sequences lie on the line in batch order, or with the most keys first (`order.longest_first`): a lane then
+adds up the lengths of those that go before it, and no data moves.
 
     keys      200    100    600          of sequences 32, 33, 34; each has 2, 1, 3 on the line
     ends        5      6      3          by lane: 34 goes first, then 32, then 33
@@ -32,15 +32,15 @@ class Held:
     """32 sequences that follow one another, a lane each."""
 
     first: Int32  # sequence of lane 0
-    before: Int32  # on the line, of all sequences before it
-    ends: Int32  # of this lane's sequence and of those of the warp before it on the line
+    before: Int32  # length on the line of all sequences before it
+    ends: Int32  # sum over this lane's sequence and those of the warp before it on the line
     sequence: (
         Sequence  # of this lane; of a lane without one the last, of which nothing is on the line
     )
 
     @staticmethod
     def none(order) -> "Held":
-        """No sequences: the state before the first ones are looked up."""
+        """No sequences: the state before the first lookup."""
         return Held(Int32(0) - order.held, Int32(0), Int32(0), Sequence.empty())
 
 
@@ -55,32 +55,32 @@ def sum_up_to(number):
 
 @cute.jit
 def sum_longest_first(number: Int32, keys: Int32) -> Int32:
-    """The sum over this lane and those that go before it: of more keys, or of as many and a lower lane."""
+    """The sum over this lane and those that go before it: with more keys, or with as many keys and a lower lane."""
     lane = cute.arch.lane_idx()
     total = number
     for distance in cutlass.range(1, LANES, unroll=4):
         source = lane + distance & LANES - 1
         its_keys, its_number = (cute.arch.shuffle_sync(x, source) for x in (keys, number))
-        # Of those in front, as many keys are enough.
+        # A lower lane goes before this one with as many keys, too.
         first = its_keys > keys - choose(source < lane, 1, 0)
         total = total + choose(first, its_number, 0)
     return total
 
 
 def sequences_from(cfg, lengths: Lengths, seqlen_q, seqlen_k, order, first) -> Sequence:
-    """Of each lane the sequence so far behind `first`, or the last one: all are looked up at once."""
+    """Each lane's sequence: number `first` + lane, or the last one of the batch. All are looked up at once."""
     mine, last = first + cute.arch.lane_idx(), order.num_sequences - 1
     return find_sequence(cfg, lengths, minimum(mine, last), seqlen_q, seqlen_k)
 
 
 def hold_sequences(cfg, lengths: Lengths, seqlen_q, seqlen_k, order, sizes, first, before) -> Held:
-    """Look up `order.held` sequences from `first` on."""
+    """Look up `order.held` sequences, beginning with `first`."""
     own = sequences_from(cfg, lengths, seqlen_q, seqlen_k, order, first)
     return held_of(cfg, order, sizes, own, first, before)
 
 
 def held_of(cfg, order, sizes, own: Sequence, first, before) -> Held:
-    """What is held of `order.held` sequences from `first` on. own: of sequences_from."""
+    """The state that holds `order.held` sequences from `first` on. own: from sequences_from."""
     lane = cute.arch.lane_idx()
     mine = first + lane
     if order.longest_first:
@@ -92,21 +92,21 @@ def held_of(cfg, order, sizes, own: Sequence, first, before) -> Held:
 
 
 def on_line(cfg, order, sizes, own: Sequence, mine):
-    """How long sequence `mine` is on the line; 0 where there is none."""
+    """Length of sequence `mine` on the line; 0 if there is none."""
     return choose(mine < order.num_sequences, order.of_sequence(cfg, own, sizes), 0)
 
 
 def held_in_all(order, held: Held):
-    """On the line, of all sequences of the warp."""
+    """Length on the line of all sequences of the warp."""
     if order.longest_first:
         return cute.arch.warp_redux_sync(held.ends, "max")
     return cute.arch.shuffle_sync(held.ends, LANES - 1)
 
 
 def lane_at(cfg, order, sizes, held: Held, inside):
-    """-> (the lane whose sequence is at number `inside` of those of the warp, what is before it there).
+    """-> (the lane whose sequence is at number `inside` of those of the warp, the length before that sequence).
 
-    Behind all of them: that of the last one, and no more than is before it.
+    If `inside` is beyond all of them: the lane of the last one, and the length before it.
     """
     last = minimum(order.num_sequences - held.first, order.held) - 1
     if order.longest_first:
@@ -131,9 +131,9 @@ def find(
     number: Int32,
     held: Held,
 ) -> tuple[Sequence, Int32, Held]:
-    """-> (sequence at `number`, number within it, what is held now). Every lane of the warp calls it alike.
+    """-> (sequence at `number`, number within it, the sequences held now). All lanes of the warp make the same call.
 
-    Behind the last sequence: that one, and a number beyond what it has. seqlen_q, seqlen_k: as find_sequence;
+    Beyond the last sequence: that sequence, and a number beyond its length. seqlen_q, seqlen_k: as in find_sequence;
     sizes: of the mask.
     """
     if number < held.before:

@@ -1,8 +1,8 @@
 """Block of the grid -> (sequence, head, query block) of packed queries, whose lengths are on the device only.
 
-The sequences follow one another, each with the blocks it has: a batch of one long sequence and many short ones launches
-hardly more CTAs than have rows. The one with the most keys comes first, so that a launch ends with short blocks, in
-whatever order a batch has them. Blocks of 256 rows, sequences of 100, 0 and 600 queries and keys, two heads:
+The sequences follow one another, each with its blocks: a batch of one long sequence and many short ones launches hardly
+more CTAs than have rows. The sequence with the most keys comes first, so that a launch ends with short blocks, whatever
+the order of the batch is. Blocks of 256 rows, sequences of 100, 0 and 600 queries and keys, two heads:
 
     CTA           0   1   2   3   4   5   6   7
     sequence      2   2   2   2   2   2   0   0
@@ -12,11 +12,11 @@ whatever order a batch has them. Blocks of 256 rows, sequences of 100, 0 and 600
     head          0   1   0   1   0   1   0   1
     block         2   2   1   1   0   0   0   0       under a mask: the longest blocks of a section of heads first
 
-The host knows the number of rows and of sequences, so the grid is an upper bound; the blocks beyond the last sequence
-are at its end. The sequence of a CTA is looked up by the load warp (line.py); its blocks have rising numbers.
+The host knows the number of rows and of sequences, so the grid is an upper bound; the blocks after the last sequence
+are at its end. The load warp looks up the sequence of a CTA (line.py); the numbers of its blocks ascend.
 
-A warp sees 32 sequences. Of more, as many as it holds at once are ordered among themselves, and then the next ones;
-all holds are of one size, so that the last of them does not end with a long sequence alone.
+A warp sees 32 sequences. A larger batch is ordered group by group, and a group is as many as a warp holds at once. All
+groups have one size, so that the last group is not a single long sequence.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ MOST_SECTION_BITS = 7  # sections of up to 128 heads
 def grid_size(cfg, total_q, batch, max_seqlen_q, heads):
     """Number of blocks, at least those that exist: sum of ceil(l / P) <= min(total / P + batch, batch * longest)."""
     whole = total_q // cfg.tiles.positions_per_block
-    # More blocks a sequence give more than the first bound, and perhaps more than 32 bits hold.
+    # More blocks per sequence exceed the first bound, and their product may exceed 32 bits.
     longest = minimum(blocks(cfg, max_seqlen_q), whole // maximum(batch, 1) + 2)
     most = minimum(whole + batch, batch * longest)
     return most * (heads // cfg.heads_per_tile)
@@ -55,7 +55,7 @@ def sequences_held(batch):
 
 
 def in_order(keys: list[int]) -> list[int]:
-    """Sequences of so many keys as they follow one another: numbers for those who ask what the kernel does.
+    """Sequences with these numbers of keys, in the order of the kernel; for host code that asks what the kernel does.
 
     >>> in_order([100, 0, 600])
     [2, 0, 1]
@@ -69,7 +69,7 @@ def in_order(keys: list[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class PackedOrder:
-    """How CTA numbers are taken apart, besides the lengths of the sequences."""
+    """How CTA numbers are decomposed, together with the lengths of the sequences."""
 
     num_sequences: Int32
     num_heads: Int32  # scheduled, of a sequence
@@ -91,9 +91,9 @@ def find_block(
     cta: Int32,
     held: line.Held,
 ) -> tuple[WorkTile, Sequence, line.Held]:
-    """What CTA number `cta` works on. Every lane of the warp calls it with the same number. seqlen_k: as find_sequence.
+    """The work of CTA number `cta`. Every lane of the warp makes the same call. seqlen_k: as in find_sequence.
 
-    A CTA of no sequence gets the last one, from behind its last row on.
+    A CTA without a sequence gets the last one, and begins after its last row.
     """
     of, inside, held = line.find(cfg, lengths, Int32(0), seqlen_k, order, (), cta, held)
     tile = work_tile(cfg, of, maximum(inside, 0), order.num_heads)
@@ -103,7 +103,7 @@ def find_block(
 def block_of(cfg, inside, num_blocks, heads, num_keys):
     """CTA `inside` of a sequence -> (scheduled head, query block).
 
-    Under a mask a section has a power of two of heads, as many as have their keys in L2 together, and one at least.
+    Under a mask the heads of a section are a power of two: as many as have their keys in L2 together, at least one.
     """
     num_blocks = maximum(num_blocks, 1)
     row = inside // num_blocks
@@ -120,7 +120,7 @@ def block_of(cfg, inside, num_blocks, heads, num_keys):
 
 
 def work_tile(cfg, of: Sequence, inside, heads) -> WorkTile:
-    """The share of CTA `inside` of a sequence. One beyond it begins behind the last row."""
+    """The work tile of CTA `inside` of a sequence. A number beyond the sequence begins after the last row."""
     num_blocks = blocks(cfg, of.seqlen_q)
     head, block = block_of(cfg, inside, num_blocks, heads, of.num_keys)
     beyond = inside >= num_blocks * heads

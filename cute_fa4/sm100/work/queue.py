@@ -5,17 +5,17 @@
                         (PTX ISA: "clusterlaunchcontrol.try_cancel"); none is left: the CTA ends
     shared keys         one piece after another of the CTA's own stretch of the line (shared_order.py): no claims
 
-So a CTA sets up once, and the next tile's Q, K and V come while the last one is being finished, but the hardware still
-deals out the blocks, in the order of the grid, to whoever is free. The host launches the same grid as without claims,
-where a CTA ends with its block (OneBlock).
+A CTA sets up once, and the next tile's Q, K and V arrive while the last tile is being finished. The hardware still
+distributes the blocks to free CTAs, in the order of the grid. The host launches the same grid as without claims, where
+a CTA ends with its block (OneBlock).
 
     load         | find 0 | copies 0 ... | claim 1 | last copies 0 | copies 1 .. | claim 2 | last copies 1 | copies 2
     mma                   | S, P V of 0 ..................... | S, P V of 1 ............................ | 2
     correction            | rescale 0 ........................... | O of 0 | rescale 1 .................... | O of 1
 
-A block is claimed while the last key tile but one is copied: late, so that the CTA that is free takes it, and early
-enough for its first copies. The queue has two entries, so that the load warp can announce a tile while a slower role
-has not begun the one before. The end is a work tile of NO_MORE key tiles.
+A block is claimed while the second-to-last key tile is copied: late, so that a free CTA takes it, and early enough for
+its first copies. The queue has two entries, so that the load warp can announce a tile before a slower role has begun
+the one before. The end is a work tile of NO_MORE key tiles.
 
 `args` are the KernelArgs of the launch (kernel_args.py).
 """
@@ -38,10 +38,10 @@ from .split import taken_in_turn
 from .tile import Work, WorkTile
 
 NO_MORE = -1  # key tiles: no work is left
-PAUSE = -2  # nothing to do, and more may follow (judged.py)
-LATE = 16  # the last word of an entry: what is left out at the beginning, at the end, and in bit 0 the leader
+PAUSE = -2  # nothing to do, but more may follow (`judged.py`)
+LATE = 16  # in the last word of an entry: `late` begins at this bit, `early` at bit 1, the leader is bit 0
 EARLY_AND_LEADER = (1 << LATE) - 1
-BEYOND = 1 << 30  # a position that no sequence has, nor its block
+BEYOND = 1 << 30  # a position beyond every sequence and its block
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class WorkQueue:
         return work_of(cfg, args, words)
 
     def ask(self, search: "Search"):
-        """Load warp: claim another block. One claim at a time, and none after one was refused."""
+        """Load warp: claim another block. One claim at a time, and none after a refused one."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, CLAIM_ANSWER_BYTES)
             cute.arch.issue_clc_query(self.claimed, self.response, multicast=False)
@@ -100,11 +100,11 @@ class WorkQueue:
         return None
 
     def ask_next(self, search: "Search", number):
-        """Load warp, in work tile `number`, a while before take_next: claim what comes behind it."""
+        """Load warp, in work tile `number`, ahead of take_next: claim the work that follows it."""
         self.ask(search)
 
     def take_next(self, cfg, args, search: "Search", number, asked) -> tuple:
-        """Load warp: -> (the search; the work tile behind `number`, announced; its number). asked: of ask_next."""
+        """Load warp: -> (the search; the work tile after `number`, announced; its number). asked: from ask_next."""
         answer = self.answer(search)
         search = replace(search, claims=search.claims + 1)
         following, search = take_work(cfg, args, self, answer, search)
@@ -112,13 +112,13 @@ class WorkQueue:
         return search, self.publish(number, following), number
 
     def copies_issued(self, cfg, args, following: Work, number) -> tuple:
-        """Load warp, behind the last copy of a work tile: -> (the next work tile, its number)."""
+        """Load warp, after the last copy of a work tile: -> (the next work tile, its number)."""
         return following, number
 
     def judge(self, number, failed):
-        """Who judges, every thread of it, at the end of work tile `number`: whether it must be run again.
+        """The role that checks, every thread of it, at the end of work tile `number`: whether it must be rerun.
 
-        words: of a warp, the softmax warps whose rows it has looked at; None: it is one of them
+        failed: whether a row of this thread failed
         """
 
     def answer(self, search: "Search") -> Int32:
@@ -131,17 +131,17 @@ class WorkQueue:
         return choose(granted != 0, block, -1)
 
     def drain(self, search: "Search", number):
-        """Load warp, when it has announced the end as work tile `number`: wait for what other CTAs still send."""
+        """Load warp, after it has announced the end as work tile `number`: wait for what other CTAs still send."""
 
 
 def expect_answer(claimed):
-    """One thread announces the bytes of an answer that another CTA asks for."""
+    """One thread announces the bytes of an answer that another CTA requests."""
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(claimed, CLAIM_ANSWER_BYTES)
 
 
 class OneBlock(WorkQueue):
-    """The queue of a CTA that ends with its block: every claim is refused, and no claim is made."""
+    """The queue of a CTA that ends with its block: it makes no claim, and the answer is always -1."""
 
     def ask(self, search: "Search"):
         pass
@@ -152,13 +152,13 @@ class OneBlock(WorkQueue):
     def take_next(self, cfg, args, search: "Search", number, asked) -> tuple:
         if not cfg.reads_lengths:
             return super().take_next(cfg, args, search, number, asked)
-        # What is not there has no length either, for which the copies of the last key tile would wait.
+        # No block is left, so no length is read: the copies of the last key tile would wait for it.
         number = number + 1
         return search, self.publish(number, no_work(cfg)), number
 
 
 class OwnStretch(OneBlock):
-    """The queue of a CTA with a stretch of its own: what comes next is known, and no claim is made."""
+    """The queue of a CTA that has its stretch of the line: the next piece is known, and no claim is made."""
 
     take_next = WorkQueue.take_next
 
@@ -191,7 +191,7 @@ def words_of(work: Work) -> list:
 
 
 def led(work: Work, entries, number, num_entries: int) -> Work:
-    """Work tile `number` with its leader, if it has one; the one before is still in the queue, of so many entries."""
+    """Work tile `number` with its leader, if any; the queue of `num_entries` entries still holds the tile before."""
     if work.tiles.early is None:
         return work
     leader = leader_of(entries, number, num_entries, work.tiles.late is not None)
@@ -204,7 +204,7 @@ def led(work: Work, entries, number, num_entries: int) -> Work:
 def leader_of(
     entries, number: Int32, num_entries: cutlass.Constexpr, with_late: cutlass.Constexpr
 ) -> Int32:
-    """Which warpgroup goes first: the leader of the work tile before, or where that went last the other one."""
+    """Which warpgroup goes first: the leader of the work tile before, or the other one if that leader went last."""
     leader = Int32(0)
     if number > 0:
         cute.arch.sync_warp()  # one lane has written it
@@ -218,7 +218,7 @@ def leader_of(
 
 
 def work_of(cfg, args, words: list) -> Work:
-    """The work tile that an entry says."""
+    """The work tile of an entry's words."""
     first, count, first_position, head, kv_head, batch, *of, last = words
     if cfg.reads_lengths:
         found = Sequence(batch, *of)
@@ -235,21 +235,21 @@ def work_of(cfg, args, words: list) -> Work:
 
 @dataclass(frozen=True)
 class Search:
-    """Load warp: where the next work tile is looked for.
+    """Load warp: the state of the search for work tiles.
 
-    claims   so far
+    claims   number of claims so far
     held     packed queries: the sequences around the last block
-    stretch  shared keys: what is left of the CTA's own
+    stretch  shared keys: the rest of the CTA's stretch
     """
 
     claims: Int32
     held: Held | None = None
     stretch: Stretch | None = None
-    over: cutlass.Boolean | None = None  # judged.py: no block is left
+    over: cutlass.Boolean | None = None  # `judged.py`: no block is left
 
 
 def begin(cfg, args, block) -> tuple[Int32, Search]:
-    """Load warp: -> (what the CTA runs first, the search). block: its number in the grid."""
+    """Load warp: -> (the CTA's first block or tile, the search). block: its number in the grid."""
     over = cutlass.Boolean(False) if "work_judged" in cfg.barriers else None
     if cfg.share_keys:
         stretch = shared_order.stretch_of(cfg, args, block)
@@ -262,7 +262,7 @@ def begin(cfg, args, block) -> tuple[Int32, Search]:
 def find_work(
     cfg: cutlass.Constexpr, args, block: Int32, held: Held | None
 ) -> tuple[Work, Held | None]:
-    """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
+    """The work tile of a block, with its sequence and its key tiles; for block -1, NO_MORE key tiles."""
     number, part = maximum(block, 0), None
     if cutlass.const_expr(cfg.split_keys):
         number, part = args.splits.block_and_part(number)
@@ -300,7 +300,7 @@ def find_work(
 def take_work(
     cfg: cutlass.Constexpr, args, queue: WorkQueue, block: Int32, search: Search
 ) -> tuple[Work, Search]:
-    """The work of `block`, or of a claimed one if it has no rows: where lengths are tensors, grids are upper bounds.
+    """The work of `block`, or of a claimed one if `block` has no rows: with lengths in tensors, grids are upper bounds.
 
     Shared keys: the next piece, unless `block` is -1.
     """
@@ -336,16 +336,16 @@ def no_work(cfg, count: int = NO_MORE) -> Work:
 
 
 def _uniform(number) -> Int32:
-    """A number that all lanes hold, so that the compiler knows it: redux.sync (PTX ISA) has one result for the warp.
+    """A number that all lanes hold, made uniform for the compiler: redux.sync (PTX ISA) has one result for the warp.
 
-    What a search by lanes, a division or a shuffle gives is not known to be uniform. A loop over key tiles with such
-    bounds elects a lane for every copy anew: 1,730 cycles for a key tile of 16 copies instead of 660 (pages of 16,
-    depth 64, modelled).
+    The compiler does not know that the result of a search by lanes, a division or a shuffle is uniform. A loop over key
+    tiles with such bounds elects a lane for every copy anew: 1,730 cycles for a key tile of 16 copies instead of 660
+    (pages of 16, depth 64, modeled).
     """
     return cute.arch.warp_redux_sync(Int32(number), "max")
 
 
 def _has_no_rows(cfg, work: Work):
-    """Whether none of the CTAs of the block has any: they go on together."""
+    """Whether no CTA of the block has rows: all CTAs of the block continue together."""
     first = blocks.block_begin(cfg, work.tile.first_position)
     return (work.tiles.count != NO_MORE) & (first >= work.sequence.seqlen_q)

@@ -1,8 +1,8 @@
 """Where the result of a work tile goes: into O and the log-sum-exp of the call, or into parts of a workspace.
 
 whole          the rows of the sequence
-parts          the same rows, as often as there are parts, one copy behind the other         split.py
-shared         a slot of its own for each piece: (slot, position in the block, head of the tile)   shared_order.py
+parts          the same rows, once for each part, one copy after the other                       split.py
+shared         a separate slot for each piece: (slot, position in the block, head of the tile)   shared_order.py
 """
 
 from ...layouts.scalars import minimum
@@ -63,7 +63,7 @@ def row_place(cfg, args, work: Work, place: rows.Row) -> tuple:
 
 
 def is_row(cfg, args, work: Work, place: rows.Row):
-    """Whether there is such a row."""
+    """Whether this row exists."""
     exists = place.q_index < work.sequence.seqlen_q
     if cfg.tiles.pads_groups:
         exists = exists & (place.head - work.tile.head < cfg.heads_per_tile)
@@ -85,7 +85,7 @@ def lse_place(cfg, args, work: Work, place: rows.Row) -> tuple:
 
 
 def is_first_part(cfg, work: Work):
-    """Whether the keys before those of this work tile are none: what counts once for all parts counts here."""
+    """Whether no keys come before those of this work tile: contributions that count once for all parts count here."""
     if cfg.share_keys:
         return shared_order.begins_block(work.tile.part)
     return work.tile.part == 0

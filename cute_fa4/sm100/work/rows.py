@@ -32,7 +32,7 @@ def row_of(cfg, work, i, row) -> Row:
 
 
 def scheduled_head(cfg, work):
-    """The number of the heads that share a tile, among all such of a position."""
+    """The index of the group of heads that shares a tile, among the groups of a position."""
     if not cfg.pack_gqa:
         return work.tile.head
     if cfg.heads_per_tile == cfg.group:
@@ -41,7 +41,7 @@ def scheduled_head(cfg, work):
 
 
 def head_of(cfg, work, row: Row):
-    """The head of a row, or the last of the group for a row of nobody behind it."""
+    """The head of a row; a padding row after the group gets the last head of the group."""
     if not cfg.tiles.pads_groups:
         return row.head
     return minimum(row.head, work.tile.head + cfg.heads_per_tile - 1)

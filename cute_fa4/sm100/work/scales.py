@@ -1,16 +1,16 @@
-"""Scales of 8-bit operands: what stored numbers are multiplied by, for each sequence and head, or for each token.
+"""Scales of 8-bit operands: the factors of stored numbers, per sequence and head, or per token.
 
-    q, k    q_descale * k_descale multiplies the scores: it joins the softmax scale, a number of the work tile
-    Q       q_descale has a number for each query and head: of the row, and a softmax thread has one row
+    q, k    q_descale * k_descale multiplies the scores: it is folded into the softmax scale, one number per work tile
+    Q       q_descale has a number for each query and head: one per row, and a softmax thread has one row
     v       v_descale multiplies the output, with the division by the row sum
     o       o_scale likewise, before the output is rounded
 
-    K, V    k_descale, v_descale have a number for each key and head: of a column of S and P (steps/token_scales.py), or
-            where rows are columns, of a thread (few_rows/token_scales.py)
+    K, V    k_descale, v_descale have a number for each key and head: per column of S and P (steps/token_scales.py), or
+                    per thread where rows are columns (few_rows/token_scales.py)
 
-    k_rope  k_rope_descale has a number for each key, of columns that are widened (wide/dequantized_rope/widen.py)
+    k_rope  k_rope_descale has a number for each key, for dequantized columns (`wide/dequantized_rope/widen.py`)
 
-Only the last ones cost anything in a key tile. A tensor with one number for all is read with strides of 0.
+Only the last two groups cost anything per key tile. A tensor with one number for all is read with strides of 0.
 """
 
 import cutlass
@@ -25,9 +25,9 @@ from .rows import Row
 
 
 def of_scores(cfg, args, work, place: Row | None = None):
-    """What the scores of a row are multiplied by besides the softmax scale; None: nothing. NaN out of bounds.
+    """The factor of a row's scores in addition to the softmax scale; None: no factor. NaN out of bounds.
 
-    place: None: of all rows of the work tile, of which each may have a scale besides, that of of_row.
+    place: None for all rows of the work tile, each of which may have a further scale, that of of_row.
     """
     factor = _product(cfg, args, work, "qk")
     if cfg.descales.q != ROW:
@@ -39,16 +39,16 @@ def of_scores(cfg, args, work, place: Row | None = None):
 
 
 def of_row(cfg, args, work, place: Row):
-    """The scale of a query and head, NaN where its product with those of all rows is out of bounds; with a Q."""
+    """The scale of a query and head, NaN if its product with the scales of all rows is out of bounds; requires Q."""
     own = _of_row(cfg, args.descales[cfg.descales.place("q")], work, place)
     return _checked(args, times(own, _product(cfg, args, work, "qk")), own)
 
 
 def _checked(args, factor, value):
-    """`value`, or NaN where `factor` times the softmax scale is not a scale that a call may have.
+    """`value`, or NaN if `factor` times the softmax scale is not a scale that a call may have.
 
-    Out and LSE of such a row are NaN: the row maximum is taken before it is multiplied, which a negative scale turns
-    around, and beyond the bounds a score is no longer told from another.
+    Out and LSE of such a row are NaN. The row maximum is taken before the multiplication, and a negative scale would
+    reverse it; beyond the bounds, scores can no longer be distinguished.
     """
     scale = args.scale * factor
     inside = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
@@ -56,24 +56,24 @@ def _checked(args, factor, value):
 
 
 def of_output(cfg, args, work):
-    """What the output of a work tile is multiplied by; None: nothing."""
+    """The factor of a work tile's output; None: no factor."""
     return _product(cfg, args, work, "vo")
 
 
 def times(value, factor):
-    """value * factor, where there are both; otherwise the one there is."""
+    """value * factor if both exist, otherwise the one that exists."""
     if value is None:
         return factor
     return value if factor is None else value * factor
 
 
 def _of_row(cfg, tensor, work, place: Row):
-    """The number of a row; of a row of nobody that of another, of which nothing is stored."""
+    """The number of a row; a padding row gets that of another row, and nothing of it is stored."""
     return tensor[(*place_of_row(cfg, tensor, work, place), 0)]
 
 
 def place_of_row(cfg, tensor, work, place: Row) -> tuple:
-    """Of a query and head in a tensor of scales, but for its last dimension; of a row of nobody that of another."""
+    """Index of a query and head in a tensor of scales, without the last dimension; a padding row gets another row's."""
     query = maximum(minimum(place.q_index, work.sequence.seqlen_q - 1), 0)
     head = minimum(place.head, tensor.shape[-2] - 1)
     if cfg.q_layout == "dense":
@@ -91,9 +91,9 @@ def _product(cfg, args, work, names: str):
 
 
 def of_key(cfg, args, work, key, exists=True) -> tuple:
-    """The scales of a key, of those of cfg.token_scales; 0 beyond the sequence, whatever is there, or unless `exists`.
+    """The scales of a key, for cfg.token_scales; 0 beyond the sequence, whatever memory holds, or unless `exists`.
 
-    0 * NaN would be NaN in P V, but these are not read.
+    A NaN there would give 0 * NaN = NaN in P V, but it is not read.
     """
     tensors = [args.descales[cfg.descales.place(name)] for name in cfg.token_scales]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
@@ -101,7 +101,7 @@ def of_key(cfg, args, work, key, exists=True) -> tuple:
 
 
 def of_rope(cfg, args, work, key, end, exists):
-    """The scale of a key's columns in a tensor of their own; 0 from key `end` on, or unless `exists`."""
+    """The scale of a key's columns that are in a separate tensor; 0 from key `end` on, or unless `exists`."""
     of, rope, exists = work.sequence, args.rope, exists & (key < end)
     if cfg.rope_page_size:
         page = _entry_of_table(rope.page_table, of.batch, key // cfg.rope_page_size, exists)
@@ -117,9 +117,9 @@ def of_rope(cfg, args, work, key, end, exists):
 
 
 def place_of_key(cfg, args, work, key, exists) -> tuple:
-    """-> (place of a key in a tensor of scales but for the head, whether there is one)."""
+    """-> (index of a key in a tensor of scales, without the head; whether the key exists)."""
     of = work.sequence
-    row = key + of.k_first_row  # 0 where keys begin at no row of their own
+    row = key + of.k_first_row  # k_first_row: 0 unless packed or left-padded
     if cfg.kv_layout == "packed":
         return (row,), exists
     in_cache = args.lengths.cache_row(of.batch)
@@ -132,7 +132,7 @@ def place_of_key(cfg, args, work, key, exists) -> tuple:
 
 @cute.jit
 def _entry_of_table(table: cute.Tensor, row: Int32, page: Int32, exists: cutlass.Boolean) -> Int32:
-    """An entry of the page table, -1 where there is no key."""
+    """An entry of the page table, -1 if there is no key."""
     found = Int32(-1)
     if exists:
         found = table[row, page]
@@ -141,7 +141,7 @@ def _entry_of_table(table: cute.Tensor, row: Int32, page: Int32, exists: cutlass
 
 @cute.jit
 def _number_of(tensor: cute.Tensor, place: tuple, exists: cutlass.Boolean) -> Float32:
-    """A number of a tensor; 0 where there is none."""
+    """A number of a tensor; 0 if it does not exist."""
     value = Float32(0.0)
     if exists:
         value = tensor[place]

@@ -1,4 +1,4 @@
-"""Where the sequence of a CTA lies and how long it is: dense, packed, or paged, with the rules of positions.
+"""Location and length of a CTA's sequence: dense, packed or paged, with the rules of positions.
 
     queries     dense (batch, seqlen_q, ...)      first row 0, length seqlen_q or seqused_q[b]
                 packed (total_q, ...)             first row cu_seqlens_q[b], length up to the next, or seqused_q[b]
@@ -9,10 +9,10 @@
     rows of a cache                               those of batch b, or of cache_batch_idx[b]
                 with left padding                 from cache_leftpad[b] on: the first of them is key 0
 
-Query i stands at position i + (keys - queries): the last query sees every key (bottom-right). `key_limit` cuts what
-is seen without moving positions (padding masks).
+Query i is at position i + (keys - queries): the last query sees every key (bottom-right). `key_limit` limits the
+visible keys without moving positions (padding masks).
 
-The host does not read these tensors, so whatever they hold is cut to the rows that exist: wrong offsets give wrong
+The host does not read these tensors, so their values are clamped to the rows that exist: wrong offsets give wrong
 results, never an access outside a tensor.
 """
 
@@ -38,7 +38,7 @@ class Sequence:
 
     @staticmethod
     def empty() -> "Sequence":
-        """One without queries and keys."""
+        """A sequence without queries and keys."""
         zero = Int32(0)
         return Sequence(zero, zero, zero, zero, zero, zero)
 
@@ -47,7 +47,7 @@ class Sequence:
         return q_index + (self.num_keys - self.seqlen_q)
 
     def uniform(self) -> "Sequence":
-        """The same, of which the compiler knows that all lanes of the warp hold it."""
+        """The same; the compiler knows that all lanes of the warp hold the same values."""
         return Sequence(*(cute.arch.make_warp_uniform(getattr(self, f.name)) for f in fields(self)))
 
 
@@ -71,7 +71,7 @@ class Lengths:
         return self.cu_seqlens_q is not None
 
     def cache_row(self, batch):
-        """Which sequence of the cache, or of the page table, one of the batch is."""
+        """The sequence of the cache, or of the page table, that a sequence of the batch uses."""
         return batch if self.cache_batch_idx is None else self.cache_batch_idx[batch]
 
 
@@ -96,13 +96,13 @@ def queries(lengths: Lengths, batch, seqlen_q):
 def find_sequence(
     cfg: cutlass.Constexpr, lengths: Lengths, batch: Int32, seqlen_q: Int32, seqlen_k: Int32
 ):
-    """The sequence of `batch`; seqlen_q, seqlen_k: extents of dense tensors; of packed keys, all rows."""
+    """The sequence of `batch`; seqlen_q, seqlen_k: extents of dense tensors; for packed keys, all rows."""
     q_first_row, number = queries(lengths, batch, seqlen_q)
     k_first_row, keys = Int32(0), seqlen_k
     if cutlass.const_expr(lengths.cu_seqlens_k is not None):
         k_first_row, keys = between(lengths.cu_seqlens_k, batch, seqlen_k)
     if cutlass.const_expr(lengths.seqused_k is not None):
-        # Never beyond what the tensor or the page table can hold. Cut before the sum, which must not overflow.
+        # Clamped to the capacity of the tensor or page table, before the sum, which must not overflow.
         used = minimum(maximum(lengths.seqused_k[batch], 0), keys)
         used = used + number * lengths.new_keys
         keys = minimum(keys, used)

@@ -1,7 +1,7 @@
-"""Split keys, balanced: the key tiles of the whole batch are one line, of which every CTA takes an equal stretch.
+"""Split keys, balanced (stream-K): the key tiles of the batch form one line; every CTA takes an equal stretch of it.
 
 A sequence has a row of tiles on the line for each of its blocks (head and query block): as many as its queries see. The
-stretch of a CTA goes over the borders of blocks: it works on one piece of a block after another. Three sequences of
+stretch of a CTA may cross borders of blocks: it works on one piece of a block after another. Three sequences of
 5, 0 and 2 tiles, one block each, on 4 CTAs: 8 tiles, because a block without keys counts as one, so 2 for each CTA.
 
     tile of the line      0   1   2   3   4   5   6   7
@@ -10,13 +10,13 @@ stretch of a CTA goes over the borders of blocks: it works on one piece of a blo
     slot = CTA + block    0   0   1   1   2   3   5   5      of the piece's partial result in the workspace
     parts of a block      0: slots 0 to 2     1: slot 3     2: slot 5
 
-Whatever the lengths are, no CTA has as much as a tile above the mean, and a workspace of CTAs + blocks slots holds
-every piece: from one piece to the next the CTA, the block, or both go up by one. Who begins a block writes into `parts`
-which slots it has; the combine kernel reads it there and knows nothing of lengths, masks and CTAs.
+Whatever the lengths are, no CTA is a whole tile above the mean, and a workspace of CTAs + blocks slots holds every
+piece: from one piece to the next the CTA, the block, or both increase by one. The CTA that begins a block writes the
+slots of the block into `parts`; the combine kernel reads them there and needs no lengths, masks or CTAs.
 
-The lengths are read where they are, on the device: a captured graph is balanced for those of its replay. Every load
-warp adds up the whole batch, a lane for every 32nd sequence, before its first tile. The first 32 are those in which
-it looks for its stretch, too: what has been read is not read again.
+The lengths are read on the device: a captured graph is balanced for the lengths of its replay. Before its first tile,
+every load warp adds up the whole batch; each lane takes every 32nd sequence. The warp also looks for its stretch among
+the first 32, so these are not read again.
 """
 
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ from .tile_order import blocks, tile_of_block
 
 @dataclass(frozen=True)
 class SharedOrder:
-    """How the line is shared out. Numbers of blocks are those that a sequence can have."""
+    """How the line is split. Numbers of blocks are the maximum that a sequence can have."""
 
     num_sequences: Int32
     num_heads: Int32  # scheduled, of a sequence
     num_blocks: Int32  # query blocks of a head
     num_ctas: Int32
-    least: Int32  # tiles of a CTA's stretch, where there are so many
+    least: Int32  # tiles of a CTA's stretch, if there are that many
     positions: Int32  # of a slot
     parts: cute.Tensor  # (sequences * heads * blocks, 2) Int32: first slot, number of slots
 
@@ -55,13 +55,13 @@ class SharedOrder:
         return tiles_of_block(seen_by(cfg, of, sizes)) * (self.num_heads * self.blocks_of(cfg, of))
 
     def blocks_of(self, cfg, of: Sequence):
-        """Query blocks of a head; what lies beyond the longest sequence that the host knows of is left out."""
+        """Query blocks of a head; those beyond the longest sequence that the host knows of are left out."""
         return minimum(blocks(cfg, of.seqlen_q), self.num_blocks)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What a CTA still has to do: tiles [at, end) of the line."""
+    """The remaining work of a CTA: tiles [at, end) of the line."""
 
     at: Int32
     end: Int32
@@ -99,7 +99,7 @@ def pieces_of(blocks: list[int], ctas: int, least: int) -> list[tuple[int, int, 
 
 
 def tiles_of_block(seen: TileRange):
-    """Tiles of a block on the line: one at least, so that somebody writes the result of queries without keys."""
+    """Tiles of a block on the line: at least one, so that a CTA writes the result of queries without keys."""
     return maximum(seen.count, 1)
 
 
@@ -128,10 +128,10 @@ def begins_block(part):
 
 
 def stretch_of(cfg, args, cta) -> Stretch:
-    """What CTA number `cta` has to do."""
+    """The stretch of CTA number `cta`."""
     order, sizes, lane = args.order, args.mask_sizes, cute.arch.lane_idx()
     given = cfg, args.lengths, args.seqlen_q, args.seqlen_k, order
-    # Of most batches these are all: they are on their way together.
+    # Most batches have no more sequences than these; both lookups are in flight together.
     first, second = (line.sequences_from(*given, Int32(i)) for i in (0, line.LANES))
     here, there = (
         line.on_line(cfg, order, sizes, own, lane + i)
@@ -146,7 +146,7 @@ def stretch_of(cfg, args, cta) -> Stretch:
 
 @cute.jit
 def further_tiles(cfg: cutlass.Constexpr, args, mine: Int32) -> Int32:
-    """Tiles of the sequences behind the first 32 on the line; mine: of the lane's among the next 32."""
+    """Tiles of the sequences after the first 32 on the line; mine: those of the lane's sequence among the next 32."""
     order, total = args.order, Int32(0)
     if order.num_sequences > line.LANES:
         begin = 2 * line.LANES + cute.arch.lane_idx()
@@ -164,7 +164,7 @@ def next_of(stretch: Stretch) -> Int32:
 
 @cute.jit
 def find_piece(cfg: cutlass.Constexpr, args, stretch: Stretch) -> tuple[Work, Stretch]:
-    """The next piece of a stretch, and what is left. Of an empty one: anything."""
+    """The next piece of a stretch, and the remaining stretch. For an empty stretch the piece is arbitrary."""
     order, sizes = args.order, args.mask_sizes
     of, inside, held = line.find(
         cfg, args.lengths, args.seqlen_q, args.seqlen_k, order, sizes, stretch.at, stretch.held
@@ -198,7 +198,7 @@ def find_piece(cfg: cutlass.Constexpr, args, stretch: Stretch) -> tuple[Work, St
 
 
 def of_piece(cfg, of: Sequence, tile: WorkTile, seen: TileRange, begin, end, sizes) -> TileRange:
-    """Tiles [begin, end) of those that the sequence sees, as far as this block sees them."""
+    """Tiles [begin, end) of those that the sequence sees, limited to those that this block sees."""
     last = minimum(tile.first_position + cfg.tiles.positions_per_cta, of.seqlen_q) - 1
     own = kv_range.tile_range(
         cfg, of.position(tile.first_position), of.position(last), of.num_keys, of.key_limit, sizes

@@ -15,8 +15,8 @@ the cut of a sequence depends on nothing else in the batch, nor on the number of
 bits in every batch. A part without keys stores zeros and a log-sum-exp of -inf, which weigh nothing.
 
 The parts of a block follow one another in the grid, so they start together and read different keys. Where they are a
-cluster, they merge their results themselves (few_rows/cluster.py), and take turns instead, so that a CTA knows the key
-tile that it begins with before it knows how long the sequence is (taken_in_turn):
+cluster, they merge their results themselves (few_rows/cluster.py) and take key tiles in turn: a CTA then knows its
+first key tile before it knows how long the sequence is (taken_in_turn):
 
     in a cluster   rank 0          rank 1          rank 2          rank 3
     11 tiles       0  4  8         1  5  9         2  6 10         3  7
@@ -34,10 +34,10 @@ from .kv_range import TileRange
 
 @dataclass(frozen=True)
 class Splits:
-    """How blocks are split. Partial results lie one part behind the other."""
+    """How blocks are split. Partial results lie one part after the other."""
 
     number: Int32  # parts of a block
-    divisor: object  # the same, as what the kernel divides by
+    divisor: object  # the same, as the divisor of the kernel
     tiles_each: Int32  # key tiles of a part; 0: even parts
     rows_apart: Int32  # from one part's partial results to the next's: sequences of dense queries, rows of packed ones
 

@@ -1,19 +1,19 @@
 """Block of the grid -> (query block, head, batch), the longest work first. Packed queries: packed_order.py.
 
-The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. Without a mask
-the query block runs fastest: CTAs that run together read the same keys.
+The grid is one-dimensional, so that no batch or head count hits the 65,535 limit of the y and z axes. Without a mask
+the query block varies fastest: CTAs that run together read the same keys.
 
 Under a mask (causal, a window) the last query block sees the most keys, and a launch ends evenly if the long blocks
-begin first. So blocks are taken from the end, and each of all heads of a section before the next. A section has at most
-as many heads as have their keys and values in L2 together, and sections differ by one head at most: a last section of
-few heads would end with few CTAs at work. Five heads of three blocks, of which two fit:
+begin first. So blocks are taken from the end, each for all heads of a section before the next block. A section has at
+most as many heads as have their keys and values in L2 together. Sections differ by at most one head: a last section of
+few heads would leave few CTAs at work at the end. Five heads of three blocks, of which two fit:
 
     CTA     0   1   2   3   4   5   6   7   8   9  10  11  12  13  14
     head    0   1   0   1   0   1   2   3   2   3   2   3   4   4   4
     block   2   2   1   1   0   0   2   2   1   1   0   0   2   1   0
 
-Where seqused_q cuts dense queries, a block beyond its sequence finds nothing to do. A CTA runs the block it was
-launched as and claims further ones, which it gets in about the same order (queue.py).
+Where seqused_q cuts dense queries, a block beyond its sequence has no work. A CTA runs the block that it was launched
+as and claims more blocks, in about the same order (queue.py).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from cutlass import Int32
 from ...layouts.scalars import choose, maximum, minimum
 from .tile import WorkTile
 
-# Of 126 MB on a B200, far less than half: queries, output and the section that ends use it as well.
+# Far less than half of the 126 MB of a B200: queries, output and the section that ends use L2 as well.
 L2_BYTES_FOR_KEYS = 50 * 1024 * 1024
 
 
@@ -39,11 +39,11 @@ def grid_size(cfg, seqlen_q, heads, batch):
 
 @dataclass(frozen=True)
 class TileOrder:
-    """How CTA numbers are taken apart. Divisors are made on the host: a division in the kernel takes 200 cycles."""
+    """How CTA numbers are decomposed. Divisors are made on the host: a division in the kernel takes 200 cycles."""
 
     heads: object  # divisor: scheduled heads of a sequence
     blocks: object  # divisor: query blocks of a head
-    per_wide: object  # divisor: CTAs of a section of one head more
+    per_wide: object  # divisor: CTAs of a section with one head more
     wide: object  # divisor: its heads
     per_narrow: object  # divisor: CTAs of any other section
     narrow: object  # divisor: its heads
@@ -53,7 +53,7 @@ class TileOrder:
 
 
 def fitting_rows(cfg) -> int:
-    """Keys that have themselves and their values in L2 together, counted for every scheduled head that reads them."""
+    """Keys that fit in L2 with their values, counted for every scheduled head that reads them."""
     row_bytes = cfg.operand.bytes_of(cfg.qk_depth + cfg.ov_depth)
     sharing = cfg.group // cfg.heads_per_tile  # scheduled heads that read the same keys
     return L2_BYTES_FOR_KEYS // row_bytes * sharing
@@ -65,7 +65,7 @@ def fitting_heads(cfg, seqlen_k, scheduled):
 
 
 def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: number) -> TileOrder:
-    """The order for a launch. divisor: what the kernel divides by, from a number; the host divides by numbers."""
+    """The order of a launch. divisor: makes the kernel's divisor from a number; the host divides by numbers."""
     per_sequence = maximum(heads // cfg.heads_per_tile, 1)
     num_blocks = maximum(blocks(cfg, seqlen_q), 1)
     scheduled = maximum(per_sequence * batch, 1)
@@ -112,9 +112,9 @@ def tile_of_block(cfg, block, head, batch) -> WorkTile:
 
 
 def opaque(number):
-    """A number of which the compiler knows nothing.
+    """Hide a number from the compiler's analysis.
 
-    Seen with nvidia-cutlass-dsl 4.8.1: where a position came from a divisor's result, floor divisions of positions,
+    Seen with nvidia-cutlass-dsl 4.8.1: for a position computed from a divisor's result, floor divisions of positions,
     which can be negative, were compiled to truncating ones.
     """
     if isinstance(number, int):

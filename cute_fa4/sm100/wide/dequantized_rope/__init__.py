@@ -1,1 +1,1 @@
-"""The family for rotary columns of 8 bits in a tensor of their own, K of 16: two warps widen them in their slot."""
+"""The family for 16-bit K with 8-bit RoPE columns in a separate tensor: two warps dequantize them in their slot."""

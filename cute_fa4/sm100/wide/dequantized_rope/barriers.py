@@ -1,4 +1,4 @@
-"""Every mbarrier of the kernel that widens rotary columns: who raises it, who waits, how many arrivals that takes.
+"""Every mbarrier of the kernel that dequantizes RoPE columns: who raises it, who waits, how many arrivals that takes.
 
 barrier       number  raised by                     awaited by    means
 q_full        1       load 1 (+ bytes)              mma           Q is in shared memory
@@ -15,8 +15,8 @@ work_ready    2       load 1                        all others    a work tile is
 work_read     2       all others 352                load          the announcement has been read
 work_claimed  1       load 1 (+ bytes)              load          the answer to a claim is there
 
-The barriers are those of wide/barriers.py, with rope_raw before the slot of the last unit of K. A slot of the ring
-holds a unit of 64 columns of K or V.
+The barriers are those of wide/barriers.py; rope_raw comes before kv_full in the slot of the last unit of K. A slot of
+the ring holds a unit of 64 columns of K or V.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -48,12 +48,12 @@ from .warp_roles import RopeWarpRoles
 
 
 def table(warps: RopeWarpRoles, kv_slots: int) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots."""
+    """The table of a kernel whose ring has `kv_slots` slots."""
     return BarrierTable(rows(warps), wide.numbers(kv_slots))
 
 
 def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of mhawide, and what says that columns of 8 bits are there."""
+    """Every barrier, in memory order: those of mhawide, and the one for the arrival of 8-bit columns."""
     readers = sum(map(warps.threads_of, (*QUEUE_READERS, "widen")))
     changed = {
         "kv_full": {"raised_by": (Arrivals("load or widen", 1, "+ bytes"),)},

@@ -1,18 +1,18 @@
-"""SM100MHARope: prefill of multi-head latent attention from a cache whose rotary columns have 8 bits, under 16.
+"""SM100MHARope: prefill of multi-head latent attention, from a cache of 16 bits whose RoPE columns have 8 bits.
 
-Steady state of one CTA. A line is an issue slot, not a duration; R0 are the rotary columns of key tile 0.
+Steady state of one CTA. A line is an issue slot, not a duration; R0 stands for the RoPE columns of key tile 0.
 
-    load     widen            mma              softmax          note
+    load     `widen`          mma              softmax          note
     Q  K0    .                .                .                three units of 64 columns each, the last one is R0
-    K1       R0               .                .                rope_raw of its slot; kv_full is widen's
+    K1       R0               .                .                rope_raw of its slot; `widen` raises kv_full
     V0       R1               S[0] = Q K0      .
     K2       .                S[1] = Q K1      P0 = 2^(S-m)
     V1       R2               O = P0 V0        P1, factor 1
 
-Everything else is that of wide/: a slot holds 64 columns, so that those of 8 bits have one of their own, and the
-ring has key tiles enough to widen one while others are multiplied.
+Everything else is as in wide/: a slot holds 64 columns, so the 8-bit columns have their own slots, and the ring has
+enough key tiles to dequantize one while others are multiplied.
 
-Read next: widen.py, barriers.py (the table), wide/kernel.py.
+Read next: `widen.py`, barriers.py (the table), wide/kernel.py.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from . import widen
 
 @dataclass(frozen=True)
 class Widened(InTwoBuffers):
-    """The order of mhawide; the last unit of K is announced to the warps that widen it."""
+    """The order of mhawide; the last unit of K is announced to the warps that dequantize it."""
 
     def announced(self, cfg, events, kv, at, unit):
         if unit < cfg.tiles.k_units - 1:
@@ -37,7 +37,7 @@ class Widened(InTwoBuffers):
 
 
 class SM100MHARope(SM100MHAWide):
-    """Forward attention on SM100: 384 threads, 128 query rows a CTA, rotary columns of K widened in their slots."""
+    """Forward attention on SM100: 384 threads, 128 query rows a CTA, RoPE columns of K dequantized in their slots."""
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

@@ -1,12 +1,12 @@
-"""RopeTile: WideTile, whose last unit of K comes as 8 bits and is widened in its slot by two warps.
+"""RopeTile: WideTile, whose last unit of K arrives as 8 bits; two warps dequantize it in its slot.
 
     FA4Config(qk_depth=192, ov_depth=128, rope_depth=64, rope_dtype="e4m3", schedule=RopeTile())    bf16
 
     K tile    unit 0 | unit 1 | unit 2                of 64 columns, 16 KiB each
               of the head     | k_rope, 8 bits -> 16
 
-A row of a unit is a line of 128 bytes, 64 columns of 16 bits; as 8 bits they are the first half of the line, and TMA
-fills the other with zeros. So a thread widens a line in its place, and no other thread has a part of it.
+A row of a unit is a line of 128 bytes: 64 columns of 16 bits. As 8 bits they take the first half of the line, and TMA
+fills the other half with zeros. So a thread dequantizes a line in place, and no other thread has a part of it.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from .warp_roles import RopeWarpRoles
 class RopeTile(WideTile):
     """The schedule of SM100MHARope; its choices are those of WideTile.
 
-    warps   one softmax warpgroup, correction, mma, load and two that widen: 384 threads
+    warps   one softmax warpgroup, correction, mma, load and two warps that dequantize: 384 threads
     """
 
     family: ClassVar[str] = "mharope"

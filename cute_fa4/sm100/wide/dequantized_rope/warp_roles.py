@@ -5,7 +5,7 @@ warps   role        registers   work
 4-7     correction  160         rescales O when a row maximum moved, then stores it
 8       mma         104         one thread issues every tcgen05.mma
 9       load        104         claims blocks, one thread issues every TMA load
-10, 11  widen       104         rotary columns of 8 bits -> 16: a thread owns two keys of a tile
+10, 11  `widen`     104         RoPE columns of 8 bits -> 16: a thread owns two keys of a tile
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..warp_roles import WideWarpRoles
 
 @dataclass(frozen=True)
 class RopeWarpRoles(WideWarpRoles):
-    """Those of mhawide, whose idle warps widen."""
+    """The roles of mhawide; the idle warps dequantize."""
 
     widen: range = range(10, 12)
     idle: range = range(12, 12)

@@ -1,17 +1,17 @@
-"""Widen warps: the last unit of every K tile, 8 bits -> 16, in its slot of the ring. A thread owns two keys.
+"""Dequantizing warps: the last unit of every K tile, 8 bits -> 16, in its ring slot. A thread owns two keys.
 
     line of a key    bytes 0..63: 64 numbers of 8 bits, 64..127: zeros    ->    64 numbers of 16 bits
-    with a scale     they are multiplied in float32, and rounded once
+    with a scale     the numbers are multiplied in float32 and rounded once
 
-Scales come from global memory, by the thread that has the key, a key tile ahead: behind a look-up in the page table of
-these columns, where they have one.
+The thread that has a key loads the scale of the key from global memory, one key tile ahead. If these columns are paged,
+it looks the key up in their page table first.
 
 Both are swizzled alike, in pieces of 16 bytes: a thread loads the four pieces of its key, then stores eight over them.
-The warps walk the ring as the load warp fills it (wide/loads.py); in its order, for three units of K and two of V,
+The warps walk the ring in the order in which the load warp fills it (wide/loads.py). With three units of K, two of V:
 
     K0 K0 R0   K1 K1 R1   V0 V0   K2 K2 R2   V1 V1   V2 V2
 
-and raise kv_full of each R, which load leaves to them.
+They raise kv_full of each R; the load warp leaves that to them.
 """
 
 import cutlass
@@ -38,14 +38,14 @@ COLUMNS = BF16.elements_in(PIECE_BYTES)  # of a piece of 16 bits
 
 
 def further(at: Slot, number: int, slots: int) -> Slot:
-    """So many slots on; number: at most as many as there are."""
+    """The slot `number` positions further on; number: at most the number of slots."""
     index = at.index + number
     turned = index >= slots
     return Slot(choose(turned, index - slots, index), at.phase ^ choose(turned, 1, 0))
 
 
 def scales_of(cfg, args: KernelArgs, work: Work, n, end, thread) -> tuple:
-    """The scales of this thread's keys of tile n, 0 from tile `end` on; () where they have none."""
+    """The scales of this thread's keys of tile n, 0 from tile `end` on; () if the keys have none."""
     if not cfg.scale_dtype:
         return ()
     keys = work.sequence.num_keys
@@ -58,7 +58,7 @@ def scales_of(cfg, args: KernelArgs, work: Work, n, end, thread) -> tuple:
 
 
 def firsts_of_threads(cfg) -> range:
-    """The key of thread 0 in each turn of the threads."""
+    """The key of thread 0 in each pass of the threads over a tile."""
     return range(0, cfg.tiles.BN, threads_of(cfg))
 
 
@@ -67,7 +67,7 @@ def threads_of(cfg) -> int:
 
 
 def widen_key(cfg, address, key, scale=None):
-    """The line of a key in the slot at this shared address; scale: what its numbers are multiplied by."""
+    """Dequantize the line of a key in the slot at this shared address; scale: multiplies its numbers."""
     raw = KMajorTile(cfg.tiles.BN, SWIZZLE_BYTES, 8)
     wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, cfg.tiles.bits)
     words = []
@@ -88,12 +88,12 @@ def await_raw(events: Events, at: Slot, phases: Int32):
 
 
 def turned(phases: Int32, at: Slot) -> Int32:
-    """The parities behind a wait for the unit in a slot."""
+    """The parities after a wait for the unit in a slot."""
     return phases ^ (Int32(1) << at.index)
 
 
 def complete(threads: int):
-    """Both warps have written their lines, and the tensor core may read them when one of them says so."""
+    """Both warps have written their lines; the tensor core may read them once one thread has signaled it."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=WIDENED, number_of_threads=threads)
 
@@ -109,9 +109,9 @@ def widen_unit(
     thread: Int32,
     held: tuple,
 ) -> Int32:
-    """The unit in a slot; -> phases, whose bit i is the parity of rope_raw of slot i that comes next.
+    """Dequantize the unit in a slot; -> phases, whose bit i is the next parity of rope_raw of slot i.
 
-    held: of scales_of
+    held: from scales_of
     """
     await_raw(events, at, phases)
     address = smem.kv_address + at.index * cfg.tiles.kv_slot_bytes

@@ -1,7 +1,7 @@
-"""Every mbarrier of a wide pair of CTAs: both have all of them, at the same places.
+"""Every mbarrier of a wide pair of CTAs: both CTAs have all of them, at the same offsets.
 
-CTA 0 issues the MMAs of both: what it waits for is raised in its memory by a warp each ("at 0"), what its MMAs complete
-they raise in both, as in pair/barriers.py. The buffers are those of wide/barriers.py.
+CTA 0 issues the MMAs of both. Barriers that CTA 0 waits for are raised in its memory, by one arrival per warp ("at 0").
+Its MMAs raise the barriers of both CTAs, as in pair/barriers.py. The buffers are those of wide/barriers.py.
 
 barrier       number  raised by                              awaited by                means
 q_full        1       load 1 (+ bytes of both)               mma                       Q is in shared memory
@@ -30,7 +30,7 @@ from ..barriers import S_BUFFER
 
 
 def table(warps: WarpRoles, kv_slots: int) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots."""
+    """The table of a kernel whose ring has `kv_slots` slots."""
     return BarrierTable(rows(warps), of_one_cta.numbers(kv_slots))
 
 

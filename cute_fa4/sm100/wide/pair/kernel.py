@@ -1,7 +1,7 @@
 """SM100MHAWidePair: forward attention with head dims up to 512, by two CTAs that share their MMAs.
 
-Steady state of a pair. A line is an issue slot, not a duration; both CTAs load, both do softmax and correction of their
-own rows, CTA 0 issues. K0' is half of the rows of K0, V0' half of the columns of V0; S has two buffers:
+Steady state of a pair. A line is an issue slot, not a duration. Both CTAs load, and both do softmax and correction of
+their own rows; CTA 0 issues. K0' is half of the rows of K0, V0' half of the columns of V0; S has two buffers:
 
     CTA 0     CTA 1     mma of CTA 0     softmax of both      correction of both
     Q  K0'    Q  K0'    .                .                    .
@@ -11,8 +11,8 @@ own rows, CTA 0 issues. K0' is half of the rows of K0, V0' half of the columns o
     V1'       V1'       S[0] = Q K2      .                    O *= factor 1
     K3'       K3'       O += P1 V1       P2, factor 2         .
 
-Read next: schedule.py (who has what), barriers.py (the table); the products, loads and correction are those of
-wide/, what crosses from one CTA to the other that of
+Read next: schedule.py (which CTA has what) and barriers.py (the table). Products, loads and correction are those of
+wide/; the signals between the CTAs are those of
 pair/sync.py, and sync.py.
 """
 
@@ -45,10 +45,10 @@ def issue(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    """The mma warp: in CTA 0 every product, in CTA 1 nothing but to read what is announced to every role."""
+    """The mma warp: CTA 0 issues every product; CTA 1 only reads the announcements to all roles."""
     if is_leader():
         tiles = products.run(cfg, args, smem, tmem, events, kv, queue)
-        # Correction has begun the phase of a tile that does not come.
+        # Correction has begun the phase of a tile that never comes.
         events.p_ready.close(tiles & 1, CTAS * len(cfg.warps.softmax))
     else:
         read_announcements(cfg, args, queue)
@@ -56,7 +56,7 @@ def issue(
 
 @dataclass(frozen=True)
 class OfPair(InTwoBuffers):
-    """The order of mhawide, whose MMAs CTA 0 issues."""
+    """The order of mhawide; CTA 0 issues the MMAs."""
 
     run = staticmethod(issue)
 

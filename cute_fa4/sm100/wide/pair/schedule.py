@@ -8,8 +8,8 @@
     O += P V              columns 0..63 of a unit of V          columns 64..127
     tensor memory         S0 S1 and O of its own rows, as in WideTile
 
-A unit is 128 columns of K or V, 16 KiB in the memory of either CTA. So a CTA loads half of the bytes that it would load
-alone, 64 KiB a key tile at depth 256, where loads are what limits WideTile, and its ring holds twice as many tiles.
+A unit is 128 columns of K or V, 16 KiB in the memory of each CTA. A CTA loads half of the bytes that it would load
+alone, 64 KiB per key tile at depth 256 (loads limit WideTile), and its ring holds twice as many tiles.
 """
 
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ class WidePair(WideTile):
 
     @property
     def alone(self) -> WideTile:
-        """The same choices, every CTA by itself."""
+        """The same choices, for CTAs that do not share an MMA."""
         return WideTile(**{f.name: getattr(self, f.name) for f in fields(WideTile)})
 
     def tiles(self, problem: Problem) -> WideTiles:

@@ -1,6 +1,6 @@
-"""What crosses the border of a wide CTA, where S and its barriers have two buffers; otherwise pair/sync.py.
+"""Signals between the two CTAs of a wide pair, where S and its barriers have two buffers; otherwise pair/sync.py.
 
-Softmax waits for factor_read before a factor takes the place of the one two tiles before, and for the last two of them
+Softmax waits for factor_read before a factor overwrites the one of two tiles before. It waits for the last two factors
 before it hands over the row sums: correction answers these with the next phase.
 
     tile t of a work tile of four     0        1        2        3        sums
@@ -15,14 +15,14 @@ from ...sync.kernel_args import Events
 
 @dataclass(frozen=True)
 class TwoBuffersSide(SoftmaxSide):
-    """p_ready as softmax has it."""
+    """p_ready as softmax sees it."""
 
     def wait_one(self, at, phase):
         """Until correction has read the factor of a tile. at, phase: its buffer and parity."""
         super().wait(at, phase)
 
     def wait(self, at, phase):
-        """The same of the tile before it, too, which has the other buffer."""
+        """The same, and also for the tile before it, which has the other buffer."""
         super().wait(at ^ 1, phase ^ 1 ^ at)
         super().wait(at, phase)
 

@@ -246,8 +246,8 @@ def flash_attn_func(
 
     q             (batch, seqlen_q, heads_q, head_dim), bf16, fp16, float8_e4m3fn or float8_e5m2
     k, v          (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv,
-                  query head h reads key/value head h // (heads_q / heads_kv). Of the dtype of q, or of
-                  float8: q of 16 bits is then taken as it is, or quantised by query and head (q_quantize)
+                  query head h reads key/value head h // (heads_q / heads_kv). Their dtype is that of q, or
+                  float8: q of 16 bits is then taken unchanged, or quantised by query and head (q_quantize)
     k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k or of float8 under 16 bits: the
                   last d columns of every key, which all heads share (multi-head latent attention); k has those
                   before them, and q all: head_dim is their sum. d up to 64, after a multiple of 64; of float8 as k
@@ -271,8 +271,8 @@ def flash_attn_func(
                   chosen from metadata, where there are fewer blocks than SMs; 1: never; N: exactly N
     tokens_per_split  parts of so many keys (a multiple of 128) instead: the same sequence gives the same bits,
                   whatever else is in the batch
-    workspace     memory for the partial results of split keys, of any dtype, contiguous; the message of one that is
-                  too small says how many bytes. Calls that share it follow one another on a stream. None: torch
+    workspace     memory for the partial results of split keys, of any dtype, contiguous; if it is too small, the
+                  message gives the bytes required. Calls that share it follow one another on a stream. None: torch
                   allocates it for the call
     pack_gqa      True or None: the query heads of a group share a tile wherever they can: of up to 32 rows for few
                   queries, any group; of 128 rows, groups that divide 128. False: never. The results are the same
@@ -286,17 +286,17 @@ def flash_attn_func(
                   (k_descale of tokens is not checked). q and k together: torch.float8_e8m0fnu, as the tensor with
                   head_dim / 32, one for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
     o_scale       float32: out stores what it means times this; one number, or (batch, heads_kv). None: 1
-    q_quantize    of q of 16 bits over k and v of float8. "never": q stays as it is, and the error of a query is that
+    q_quantize    of q of 16 bits over k and v of float8. "never": q stays unchanged, and the error of a query is that
                   of 16 bits; head dims up to 128, no k_rope. "auto": where a key/value head has more than 32 rows
                   (queries of the longest sequence times the heads of a group) all of q is quantised. None: "never"
-                  where it runs and tokens_per_split is given, or lengths of queries differ and keys have no scales of
-                  their own; else "auto". CUTE_FA4_FP8_QUERIES says what None is
+                  where it runs and tokens_per_split is given, or lengths of queries differ and keys have no scales
+                  per token; else "auto". CUTE_FA4_FP8_QUERIES says what None is
     return_lse    also return the log-sum-exp of the scaled scores
-    out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
-                  bf16, or fp16 where a tensor of this dtype is given or was q. Of any q float8_e4m3fn where such a
+    out           written in place and returned; shape, dtype and device of q, separate memory. For float8 tensors
+                  bf16, or fp16 where a tensor of this dtype is given or was q. For any q float8_e4m3fn where such a
                   tensor is given: times o_scale, rounded, cut to what that holds; head dims of v of multiples of 16
 
-    head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. Of float8
+    head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. For float8
     tensors it is a multiple of 16 up to 256, of v up to 128 or of 32 up to 256. The last dimension is contiguous; the
     other strides are any multiples of 16 bytes, so slices and transposed views need no copy.
 
@@ -378,7 +378,7 @@ def flash_attn_varlen_func(
                    kv_layout="HND" a page is (heads_kv, page_size, head_dim). Strides are free, as far as
                    rows lie at multiples of one stride: K and V may be slices of one cache
     k_rope         as flash_attn_func: packed (total_k, d), dense (batch, seqlen_k, d), as k is, or with
-                   k_rope_page_table pages (num_pages, rows, d) of a size of their own; a dimension of one head before
+                   k_rope_page_table pages (num_pages, rows, d) with their own page size; a dimension of one head before
                    the columns is accepted
     k_rope_page_table   (batch, pages) int32: the pages of k_rope of each sequence, in order, whatever k is
     cu_seqlens_q, cu_seqlens_k   (batch + 1,) int32: sequence b is rows [c[b], c[b + 1])

@@ -1,7 +1,7 @@
 """The tensors of a call: the one table from which every list of them is made.
 
-A call passes its tensors on as one record, CallTensors. The annotation of a field is its row of the table. What is made
-from the rows:
+A call passes its tensors on as one record, CallTensors. The annotation of a field is its row of the table. These are
+made from the rows:
 
     calls/        the record of a call by the names of its arguments, keys of repeated calls, checks of index tensors
     operators/    schemas of the operators (ARGUMENTS has the order of each), what tracers and fakes pass on
@@ -28,10 +28,10 @@ OF_BATCH, OFFSETS, PAGES = ("batch",), ("batch + 1",), ("batch", "pages")
 class Operand:
     """A row of the table.
 
-    group   fields of a group lie beside each other
+    group   fields of a group are adjacent
     axes    of an index tensor, which is int32: what messages call its dimensions; (): it is none
     config  (field, value) of an FA4Config whose kernel has this tensor; None: another rule says which kernels do
-    within  the parameter of the launch that has it in a tuple; None: a parameter of its own
+    within  the parameter of the launch that has it in a tuple; None: it is its own parameter
     cached  its name in flash_attn_with_kvcache, where that is another one
     name    of the field
     """
@@ -48,7 +48,7 @@ Tensor = torch.Tensor | None
 
 
 class CallTensors(NamedTuple):
-    """What a call reads and writes, unchecked. None: not given.
+    """The tensors that a call reads and writes, unchecked. None: not given.
 
     k, v          may be those of a cache, to which the new rows are appended
     aux_tensors   a list or tuple, which score_mod and mask_mod read
@@ -130,7 +130,7 @@ def _rows() -> dict[str, Operand]:
 
 OPERANDS = _rows()
 TENSORS = tuple(name for name in OPERANDS if name != "aux_tensors")
-# Of each group: the names of its fields, and where they are in the record.
+# For each group: the names of its fields, and their positions in the record.
 NAMES: dict[str, tuple[str, ...]] = {}
 for _row in OPERANDS.values():
     NAMES[_row.group] = (*NAMES.get(_row.group, ()), _row.name)
@@ -138,7 +138,7 @@ PLACES = {
     group: slice(CallTensors._fields.index(names[0]), CallTensors._fields.index(names[-1]) + 1)
     for group, names in NAMES.items()
 }
-# Of queries: offsets, and how many count. The kernel that merges parts has these alone.
+# Lengths of queries: offsets, and how many count. The kernel that merges parts takes only these.
 LENGTHS_OF_QUERIES = tuple(name for name in NAMES[LENGTHS] if name.endswith("_q"))
 OFFSETS_OF_QUERIES, _ = LENGTHS_OF_QUERIES
 # Of packed queries and packed keys.

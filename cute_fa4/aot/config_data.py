@@ -33,7 +33,7 @@ _PARTS |= {cls.__name__: cls for cls in _WARP_ROLES}
 
 
 class ConfigDataError(ValueError):
-    """What is not a configuration of this version, or cannot be written as data."""
+    """The value is not a configuration of this version, or cannot be written as data."""
 
 
 def to_data(config: FA4Config | AppendConfig | CombineConfig | BackwardConfig) -> dict:

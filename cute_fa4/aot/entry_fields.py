@@ -1,4 +1,4 @@
-"""What each kind of entry may say, in a catalogue and on a command line: names, how values are written, and help."""
+"""The fields of each kind of entry, in a catalogue and on a command line: names, how values are written, and help."""
 
 from __future__ import annotations
 

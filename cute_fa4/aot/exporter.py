@@ -64,7 +64,7 @@ def export(
 
 
 def _write_manifest(out: Path, host_target: str, kernels: dict) -> None:
-    """What is whole at this moment: an export that is killed leaves a directory that loads."""
+    """List only complete kernels, so that an export that is killed leaves a directory that loads."""
     content = {
         "host_target": host_target,
         "versions": manifest.versions(),

@@ -142,7 +142,7 @@ def _windows(said: dict) -> tuple[tuple, int | None]:
 
 
 def _latent(path, said: dict, heads: int, shared: dict, page_size: int, kv_dtype) -> list[dict]:
-    """Decode from a latent cache of one head, prefill with its rotary columns in a tensor of their own."""
+    """Decode from a latent cache of one head, prefill with its rotary columns in a separate tensor."""
     latent, rotary = said["kv_lora_rank"], said.get("qk_rope_head_dim")
     if (latent, rotary) != (LATENT, ROTARY):
         raise ExportError(

@@ -19,7 +19,7 @@ from cute_fa4.aot import manifest
 from cute_fa4.aot.manifest import LoadError
 
 GROUP = "cute_fa4.kernels"
-# What a wheel has beside the files of an export.
+# Entries of a wheel in addition to the files of an export.
 OF_A_PACKAGE = frozenset({"__init__.py", "__pycache__"})
 
 # Two distributions of one package: each writes the same files, and removing one removes those of the other.
@@ -61,7 +61,7 @@ def _found(point) -> Kernels:
 
 
 def conflict() -> str | None:
-    """What is wrong with the installation of this package itself; None: nothing."""
+    """The conflict in the installation of this package; None: there is none."""
     there = {name: manifest.version_of(name) for name in DISTRIBUTIONS}
     if None in there.values():
         return None

@@ -25,7 +25,7 @@ def link(host_object: Path, output: Path, arch: str, *, plain_c: bool = False) -
     flags: tuple[str, ...] = ()
     if plain_c:
         inputs.append(_own_object("plain_c", ()))
-        # A program may link several kernels: each has these under a name of its own.
+        # A program may link several kernels: each has these under its own name.
         aliases = (
             f"{host_object.stem}_{name}=cute_fa4_{name}" for name in ("use_stream", "last_error")
         )

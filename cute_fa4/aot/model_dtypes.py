@@ -44,13 +44,13 @@ class Dtypes:
             )
 
     def of_problem(self) -> dict:
-        """Of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""
+        """Fields of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""
         descales = self.descales if self.is_quantized else self.descales.only("o")
         return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
 
     @property
     def widened(self) -> dict:
-        """Of queries of 16 bits over caches of 8, in kernels that take both as they are."""
+        """Fields for 16-bit queries over 8-bit caches, in kernels that take both unchanged."""
         if self.kv_dtype is None:
             return {}
         return {"kv_dtype": self.kv_dtype, "descales": self.descales.only("k", "v", "o")}

@@ -24,7 +24,7 @@ def layouts_of(calls: tuple, page_sizes: tuple, ropes: list) -> list[dict]:
 
 
 def ropes_of(depth: int, page_sizes: tuple, dtype: str | None, scales: str | None) -> list[dict]:
-    """What a configuration says of columns of keys in a tensor of their own: beside k first, then in pages."""
+    """Configuration fields for key columns in a separate tensor: first with rows as k, then in pages."""
     if not depth:
         return [{}]
     of_all = {"rope_depth": depth, "rope_dtype": dtype, "scale_dtype": scales}

@@ -5,7 +5,7 @@
     packed   flash_attn_varlen_func, cu_seqlens       for long queries and short ones
     paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
-    latent   flash_mla_with_kvcache, on request       one to eight queries, keys shared out or not, and what merges them
+    latent   flash_mla_with_kvcache, on request       one to eight queries, with or without stream-K, and the merge
                                                       (pages of 1 without a causal mask: keys by index)
     latent_rows   the same over caches of 656 bytes a row
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
@@ -61,9 +61,9 @@ def configs_for_model(
     """FA4Configs, AppendConfigs, CombineConfigs and BackwardConfigs, without doubles.
 
     head_dim_v  of v; None: as head_dim
-    dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
+    dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
-    q_quantize  of such calls, as the functions take it; None: calls that leave it open
+    q_quantize  in such calls, as the functions take it; None: calls that leave it open
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
                 bits out alone
@@ -80,8 +80,8 @@ def configs_for_model(
     rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; "bf16" or "fp16": it has 16 beside k of 8, and
                 so has q_rope; None: as dtype
     scale_dtype "f32": k_rope of 8 bits has k_rope_descale; None: it has not
-    splits      whether calls may split their keys: num_splits other than 1, or tokens_per_split. Of calls over latent
-                caches, which split unless num_splits=1, the list always has these kernels
+    splits      whether calls may split their keys: num_splits other than 1, or tokens_per_split. The list always has
+                these kernels for calls over latent caches, which split unless num_splits=1
     training    q, k and v of dense and packed calls want gradients: kernels that write the log-sum-exp, and those of
                 the backward pass, with a gradient of the log-sum-exp where return_lse has True
 
@@ -140,7 +140,7 @@ def _check_calls(calls: tuple, rope_depth: int) -> None:
 
 
 def _sizes(head_dim: int, head_dim_v: int | None, heads_q: int, heads_kv: int) -> dict:
-    """What a configuration says of a model's sizes."""
+    """Configuration fields for the sizes of a model."""
     head_dim, heads_q, heads_kv = index(head_dim), index(heads_q), index(heads_kv)
     head_dim_v = head_dim if head_dim_v is None else index(head_dim_v)
     if heads_kv <= 0 or heads_q <= 0 or heads_q % heads_kv:
@@ -151,7 +151,7 @@ def _sizes(head_dim: int, head_dim_v: int | None, heads_q: int, heads_kv: int) -
 
 
 def _scores(sink: str | None, softcap: float) -> dict:
-    """What it says of scores besides their mask."""
+    """Configuration fields for scores other than their mask."""
     from cute_fa4.sm100.blueprint.score_mods import soft_cap
 
     return {

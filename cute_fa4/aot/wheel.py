@@ -5,8 +5,8 @@
       *.dist-info/entry_points.txt     [cute_fa4.kernels] serving = cute_fa4_kernels_serving
 
 The version is that of the package with a hash of its kernel sources: kernels are accepted by these sources only. The
-tag names the glibc that the host code asks for, so that pip refuses an older system. What has to be installed beside
-it has two names, which the format cannot say as alternatives: they are extras.
+tag names the glibc that the host code asks for, so that pip refuses an older system. The package that
+it requires has two names, which the format cannot state as alternatives: they are extras.
 
     pip install 'cute-fa4-kernels-serving[runtime]'     with cute-fa4-runtime: no compiler
     pip install 'cute-fa4-kernels-serving[compiler]'    with cute-fa4

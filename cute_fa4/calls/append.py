@@ -131,7 +131,7 @@ def written_scales(tensors: CallTensors, scales: GivenScales | None) -> tuple:
 
 
 def check_written(tensors: CallTensors, written=()) -> None:
-    """What is written is apart from the rest. tensors: with new rows; written: names of scales."""
+    """Refuse written tensors that overlap others. tensors: with new rows; written: names of scales."""
     scales = tensors.named(SCALES)
     lengths = {_CALLERS.get(name, name): x for name, x in tensors.named(LENGTHS).items()}
     check_apart(
@@ -184,13 +184,13 @@ def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
         )
 
 
-# What is small, and contiguous or nearly so; and lengths that attention alone takes (sm100/append/kernel.py).
+# Small tensors, contiguous or nearly so, and lengths that only attention takes (sm100/append/kernel.py).
 _SMALL = (*NAMES[LENGTHS], "learnable_sink", "cu_seqlens_k_new", *NAMES[SCALES])
 _OF_ATTENTION = set(NAMES[LENGTHS]) - {"seqused_k", "page_table", "cache_batch_idx"}
 
 
 class Append:
-    """Writes new rows behind those of a cache. It is decided by metadata alone, as plan.Plan."""
+    """Appends new rows to a cache. Metadata alone determine it, as with plan.Plan."""
 
     def __init__(
         self, function: Callable, views: Views, batch: int, scale_views: ScaleViews | None
@@ -222,7 +222,7 @@ class Append:
         return self
 
     def admits(self, tensors: CallTensors) -> bool:
-        """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
+        """As Plan.admits. It also checks what the attention kernel would refuse only after the append."""
         q, out = tensors.q, tensors.out
         if self.writes_scales and not self.scales_are_apart(tensors):
             return False
@@ -232,7 +232,7 @@ class Append:
             check_sink(tensors.learnable_sink, q)
         if q.data_ptr() % TMA_BYTES or tensors.aux_tensors is not None:
             return False
-        # Whether the caches share no address range with what is read; False: they may share no byte all the same.
+        # True only if the caches overlap no address range that is read; False means unknown.
         new_k_bytes, new_v_bytes, k_bytes, v_bytes = self.views.extents
         begin_k, begin_v = tensors.k.data_ptr(), tensors.v.data_ptr()
         end_k, end_v = begin_k + k_bytes, begin_v + v_bytes
@@ -324,7 +324,7 @@ def prepare_append(
 
 
 def rows_of_cache(k_cache) -> int | None:
-    """What every sequence of a dense cache holds; None for what the checks refuse."""
+    """Rows per sequence of a dense cache; None for arguments that the checks refuse."""
     return k_cache.shape[1] if isinstance(k_cache, torch.Tensor) and k_cache.dim() == 4 else None
 
 

@@ -1,4 +1,4 @@
-"""What the rule of kernels is told of a checked call (sm100/choose/which_kernel.py): no tensor is read."""
+"""The inputs of kernel selection for a checked call (sm100/choose/which_kernel.py): metadata only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
 
 
 def dtypes_of(q, k, options: Options) -> dict:
-    """What a configuration says of tensors that have another dtype than q."""
+    """Configuration fields for tensors whose dtype differs from that of q."""
     if options.latent and are_rows(k):
         return STORED
     of_rope = {} if options.rope is None else options.rope.dtypes
@@ -62,7 +62,7 @@ def head_dim_of(q, options: Options) -> int:
 
 
 def length_may_choose(tokens_per_split: int | None, packed: bool, seqused_q) -> bool:
-    """Whether few queries may have a kernel of their own.
+    """Whether few queries may have their own kernel.
 
     A fixed cut promises the same bits in every batch, and the longest sequence of a batch must not choose the kernel.
     """

@@ -186,7 +186,7 @@ def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
 
 
 def _lengths_of(where: Where) -> dict:
-    """What a configuration says of the lengths and pages of a call."""
+    """Configuration fields for the lengths and pages of a call."""
     given = (name for name in NAMES[LENGTHS] if getattr(where.tensors, name) is not None)
     return dict(OPERANDS[name].config for name in given)
 

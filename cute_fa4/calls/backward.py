@@ -25,9 +25,9 @@ from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 
 DTYPES = names_of(UNQUANTIZED)
-# Tensors that the backward pass takes as they are, besides those that score functions read.
+# Tensors that the backward pass takes unchanged, in addition to those that score functions read.
 TENSORS = (*LENGTHS_OF_SEQUENCES, "learnable_sink")
-# What a call with gradients may have: this, numbers, functions of scores, and what changes no result.
+# Parameters of a call with gradients: these, numbers, score functions, and those that change no result.
 ACCEPTED = frozenset(
     (
         *TENSORS,
@@ -45,7 +45,7 @@ FARTHEST = 1 << 29  # a side of a window that reaches further is as good as open
 
 
 class Attended(NamedTuple):
-    """What the forward pass read and wrote: dense tensors, packed ones with offsets and longest lengths, or padded.
+    """Inputs and outputs of the forward pass: dense tensors, packed ones with offsets and longest lengths, or padded.
 
     q, out  (batch, seqlen_q, heads_q, head_dim), packed: (total_q, heads_q, head_dim); lse: (batch, heads_q, seqlen_q),
             packed: (heads_q, total_q), float32
@@ -179,7 +179,7 @@ def _steps(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_sinks(stats: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """A sink is a score whose value is zero: the sum over rows of -exp(sink - lse) delta, in an order of its own.
+    """A sink is a score whose value is zero: the sum over rows of -exp(sink - lse) delta, in its own order.
 
     stats: (heads, tiles, [log-sum-exps in powers of two, deltas]), as sm100/backward/delta.py writes them.
     """

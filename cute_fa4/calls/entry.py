@@ -113,7 +113,7 @@ def _dict(names) -> str:
 
 
 def named_rest(function: Callable, rest: tuple) -> dict:
-    """What the body of an entry passes on as `rest`, by name."""
+    """Arguments that the body of an entry passes on as `rest`, by name."""
     return dict(zip(function.rest, rest, strict=True))
 
 

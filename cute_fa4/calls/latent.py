@@ -33,7 +33,7 @@ def values_of(cache: torch.Tensor) -> torch.Tensor:
 
 
 def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
-    """They are there: tensors, of which views can be made."""
+    """Check that they are tensors and that views of them can be made."""
     given = {"q": q, "k_cache": cache, "block_table": page_table, "cache_seqlens": lengths}
     for name, tensor in given.items():
         check_is_tensor(name, tensor)
@@ -68,7 +68,7 @@ def latent_tensors(call: Mapping[str, Any]) -> CallTensors:
 
 
 def is_by_row(scale, cache, batch: int) -> bool:
-    """Whether there is a scale for each row of a latent cache: its shape but for the columns, or for the head too.
+    """Whether there is a scale for each row of a latent cache: its shape without the columns, or also without the head.
 
     ValueError for a column that may as well have a number for each sequence.
     """
@@ -154,7 +154,7 @@ def _lengths_of_lists(table, rows: int):
 
 
 def _alone(name: str, tensor):
-    """Each query of q or out as a sequence of its own."""
+    """View each query of q or out as its own sequence."""
     batch, queries, *rest = tensor.shape
     strides = tensor.stride()
     if batch > 1 and queries > 1 and strides[0] != queries * strides[1]:
@@ -167,7 +167,7 @@ def _alone(name: str, tensor):
 
 
 def _keys_alone(cache):
-    """Each key of the cache as a page of its own."""
+    """View each key of the cache as its own page."""
     pages, rows, *rest = cache.shape
     strides = cache.stride()
     if pages > 1 and rows > 1 and strides[0] != rows * strides[1]:

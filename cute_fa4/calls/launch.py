@@ -60,7 +60,7 @@ class _Emulated:
 
 
 _warned = False
-_warn_lock = forks.Lock()  # whoever shows a warning may call again
+_warn_lock = forks.Lock()  # a warning handler may make another call
 
 
 def _warn_once() -> None:

@@ -12,7 +12,7 @@ from cute_fa4.sm100.choose import pays
 
 
 def lengths_of(q, k, where: Where) -> pays.Lengths | None:
-    """Each head by itself. None: a tracer's sizes decide nothing, and what one kernel refuses the other does, too."""
+    """Lengths with each head alone. None: sizes of a tracer decide nothing, and both kernels refuse the same calls."""
     if any(type(n) is not int for n in (*q.shape, *k.shape)):
         return None
     batch = where.batch(q)

@@ -1,4 +1,4 @@
-"""What a call asks of attention besides its tensors: scale, mask, score functions, sinks, packing.
+"""Options of an attention call other than its tensors: scale, mask, score functions, sinks, packing.
 
 causal, window_size and mask are three spellings of one thing; what is given together is seen through all of them:
 
@@ -84,7 +84,7 @@ def _cap(softcap) -> ScoreMod | None:
 
 
 def function_of(name: str, function) -> ScoreMod | None:
-    """What the caller gave as score_mod= or mask_mod=, which is `name`: what the function computes now."""
+    """The ScoreMod of the argument score_mod= or mask_mod= (`name`), as the function computes now."""
     try:
         mod = ScoreMod.of(function, name)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What a launch takes besides the tensors of a call: decided by shapes, strides and options, not by what tensors hold.
+"""Launch arguments other than the tensors of a call, determined by shapes, strides and options, not by contents.
 
     Plan      compiled function, scale, sizes of the mask, ...; calling it with the tensors of a call launches
     Results   how out and lse are allocated
@@ -24,19 +24,19 @@ from cute_fa4.operands import LENGTHS, NAMES, OPERANDS, ROPE, SCALES, CallTensor
 _is_grad_enabled = torch.is_grad_enabled
 # Lengths and pages that are parameters of the launch.
 _lengths = fields(name for name in NAMES[LENGTHS] if OPERANDS[name].within is None)
-# What is small, and contiguous or nearly so.
+# Small tensors, contiguous or nearly so.
 _small = fields((*NAMES[LENGTHS], "learnable_sink", *NAMES[SCALES]))
 
 
 class Plan:
-    """A compiled function with what it takes besides the tensors of a call; metadata alone decide it.
+    """A compiled function and its arguments other than tensors; metadata alone determine it.
 
     repeats  whether another call of the same metadata may use it
     append   append.Append, which runs before, or None
     recognition  what recognises the next such call, or None
     small_bytes  extent of the largest of lengths, pages, sink and scales
     scale_views  how the kernel takes the scales
-    rope_view    how it takes columns of k that have a tensor of their own; None: there are none
+    rope_view    how the kernel takes columns of k in a separate tensor; None: there are none
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Plan:
         return self.function, self.append and self.append.function
 
     def admits(self, tensors: CallTensors) -> bool:
-        """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
+        """True only if the tensors pass the checks beyond metadata; False means unknown."""
         aux = tensors.aux_tensors
         given = [*tensors._replace(aux_tensors=None), *(aux or ())]
         given = [tensor for tensor in given if tensor is not None]
@@ -78,7 +78,7 @@ class Plan:
         return self.is_apart(tensors)
 
     def is_apart(self, tensors: CallTensors) -> bool:
-        """Whether what is written shares no memory with what is read; False: it may share none all the same."""
+        """True only if written tensors share no memory with those read; False means unknown."""
         out = tensors.out
         if self.append is not None and not self.append.admits(tensors):
             return False

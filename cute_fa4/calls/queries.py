@@ -4,9 +4,9 @@
     "never"       any           the kernel dequantizes keys and values (dequantized/ of sm100/few_rows and two_tiles):
                                 nothing is lost
     "auto"        up to 32      the same
-                  more          quantised, each query and head with a scale of its own
-    None          as "never" with tokens_per_split, and where lengths of queries differ and keys have no scales of
-                  their own; else as "auto". CUTE_FA4_FP8_QUERIES says otherwise
+                  more          quantised, with one scale for each query and head
+    None          as "never" with tokens_per_split, and where lengths of queries differ and keys have no scales
+                  per token; else as "auto". CUTE_FA4_FP8_QUERIES says otherwise
 
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
@@ -47,7 +47,7 @@ def are_wide(q, k) -> bool:
 
 
 class Asked(NamedTuple):
-    """What of a call decides what becomes of q, besides the tensors: parameters of the public functions.
+    """Parameters of the public functions that, with the tensors, decide how q is quantised.
 
     offsets, used  of queries
     """
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
         return not (self.offsets is self.used is None)
 
     def keys_have_scales(self, q) -> bool:
-        """Each of its own: the kernel of many rows has none (sm100/choose/which_kernel.py)."""
+        """Whether K or V has scales per token: the kernel of many rows takes none (sm100/choose/which_kernel.py)."""
         batch = q.shape[0]
         if isinstance(self.offsets, torch.Tensor):  # what is none is refused later
             batch = self.offsets.numel() - 1
@@ -130,7 +130,7 @@ def _are_few(q, asked: Asked, k_rope) -> bool:
 
 
 def widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
-    """Whether calls of so many queries get the kernel that widens keys and values; a constant of what compiles them."""
+    """Whether so many queries get the kernel that dequantizes keys and values; a constant under torch.compile."""
     return _widens(depth, queries, group, pack_gqa, rope)
 
 
@@ -154,7 +154,7 @@ def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
 def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
     """-> (q, its last columns or None, scale, out): the same, where k_rope may have columns of 16 bits beside k.
 
-    Of the dtype of k they meet columns of q, which is quantised whole.
+    If they have the dtype of k, the columns of q that they multiply are quantised together with the others.
     """
     if k_rope is None or (getattr(k_rope, "dtype", None) == k.dtype and q_rope is None):
         q, scale, out = quantised(q, k, v, q_descale, out)
@@ -197,5 +197,5 @@ def _largest(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_of(largest: torch.Tensor) -> torch.Tensor:
-    """Of rows, never 0. A quotient by it is the largest of the dtype at most, but for a rounding that rounds back."""
+    """The scale of rows, never 0. Quotients by it exceed the largest of the dtype only by an error that rounds back."""
     return largest.clamp_(min=torch.finfo(torch.float32).tiny)

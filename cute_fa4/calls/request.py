@@ -1,4 +1,4 @@
-"""What a call asks for, checked or not: where sequences lie, which options hold.
+"""The request of a call, checked or not: where sequences lie, which options hold.
 
 Where             the tensors of a call, checked, and what else says where sequences lie
 Numbers, Choices  its options as the public functions pass them on, unchecked; its tensors are operands.CallTensors
@@ -96,7 +96,7 @@ class Options:
     """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod.
 
     scales: a scales.Scales; None: there are none
-    rope: a rope.Rope, columns of k in a tensor of their own; None: k has all
+    rope: a rope.Rope, columns of k in a separate tensor; None: k has all
     """
 
     softmax_scale: float

@@ -24,7 +24,7 @@ otherwise:
     refusals.py   what a refusal looks like while torch.compile traces
     gradients.py  the derivative of the first two, and its own operator
     merge.py      the merge of partial results: its schema, on real tensors and on fakes
-    sharding.py   what ranks compute by themselves of a call with DTensors
+    sharding.py   the part of a call with DTensors that each rank computes alone
     flops.py      floating-point operations of a call, for torch.utils.flop_counter
 
 lse has no element where it was not asked for. Importing this package registers the operators.

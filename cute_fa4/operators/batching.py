@@ -34,7 +34,7 @@ SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
 def rule(operator: Callable, call: dict, written: list[str]):
     """The operator on examples; call: its arguments by name; written: the names of those it writes to.
 
-    All examples may have one workspace: nobody reads what a call leaves there.
+    All examples may have one workspace: no later call reads its contents.
     """
     interpreter = cast(VmapInterpreter, retrieve_current_functorch_interpreter())
     level, examples = interpreter.level(), interpreter.batch_size()

@@ -1,4 +1,4 @@
-"""What the operators return for tensors without data, and what they refuse there.
+"""Results of the operators for tensors without data, and their refusals for such tensors.
 
 Shapes, strides and dtypes of the results are those of the real call. The checks are the real ones as well: they run on
 stand-ins, which have the metadata of a tensor in numbers. A size that is a symbol counts as the number it was traced
@@ -45,7 +45,7 @@ def results(check: Callable, arguments: dict) -> tuple[torch.Tensor, torch.Tenso
 
 
 def new_out(arguments: dict) -> torch.Tensor:
-    """What a call allocates for its result. arguments: of an operator, by name."""
+    """The tensor that a call allocates for its result. arguments: of an operator, by name."""
     q = arguments["q"]
     dtype = attention.dtype_of_out(q, None)
     return q.new_empty((*q.shape[:-1], _depth_of_values(arguments)), dtype=dtype)
@@ -102,7 +102,7 @@ def _check(
 ) -> None:
     """Tensors, options, strides and the configuration; the architectures have the same limits.
 
-    heads_first: the caller has the rows of a page behind the heads, and they are first here; None: as kv_layout says
+    heads_first: the caller has the rows of a page after the heads; here they come first. None: as kv_layout says
     """
     longest = call.get("max_seqlen_q")
     if longest is None and tensors.q_layout == "packed":

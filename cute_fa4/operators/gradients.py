@@ -44,7 +44,7 @@ def wanted(call: dict) -> str | None:
 
 
 def check(call: dict) -> None:
-    """NotImplementedError for a call, by the names of its operator, that wants a gradient which is not built."""
+    """Raise NotImplementedError if a call, by the names of its operator, wants an unsupported gradient."""
     name = wanted(call)
     if name is None:
         return

@@ -112,7 +112,7 @@ def _attention(call: dict):
 
 
 def _append_and_attention(call: dict):
-    """New rows behind those of a cache, then attention over all of it; out, or (out, lse)."""
+    """Append new rows to a cache, then attend to all of it; returns out, or (out, lse)."""
     return attend(prepare_append_and_attention, tensors_of(call, cached=True), _asked(call))
 
 
@@ -123,7 +123,7 @@ def _latent_attention(call: dict):
 
 
 def _asked(call: dict) -> tuple:
-    """What is spelled in `mask` and `score_mod` (causal, a soft cap) has its "off" value here."""
+    """Parameters spelled in `mask` and `score_mod` (causal, a soft cap) have their "off" values here."""
     spelled: dict[str, object] = {
         name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")
     }

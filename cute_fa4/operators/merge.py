@@ -45,7 +45,7 @@ def _batched(info, in_dims, outs, lses, *, dtype=None):
     batch = info.batch_size
 
     def rows(tensor, dim):
-        """Examples behind the parts."""
+        """Move examples to the dimension after the parts."""
         return (
             tensor[:, None].expand(tensor.shape[0], batch, *tensor.shape[1:])
             if dim is None

@@ -1,4 +1,4 @@
-"""Refusals while torch.compile traces: the package's sentence comes first, whoever reports it.
+"""Refusals while torch.compile traces: the package's message comes first in any report.
 
 Dynamo wraps an exception of traced code in paragraphs of its own, and shows what was raised at their end. Its own
 Unsupported goes through as it is: with fullgraph=True that is the error, otherwise the graph ends before the call,
@@ -26,7 +26,7 @@ def in_graph(check: Callable, **arguments) -> None:
 
 
 def tell_dynamo(text: str) -> None:
-    """End the graph, or refuse it, with this text. Nothing while nobody traces: the caller then raises its own."""
+    """End the graph, or refuse it, with this text. No-op unless Dynamo traces: the caller then raises its own."""
     from torch._dynamo.exc import Unsupported
     from torch._guards import TracingContext
 

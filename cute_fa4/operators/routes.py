@@ -1,8 +1,8 @@
 """A public function under a tracer: its arguments -> those of an operator.
 
-What a schema cannot hold is checked here, in Python that the tracer follows; the fakes check the rest, with the same
-messages. What an operator cannot do is called outside of the graph: torch.compile breaks the graph there, or says why
-it cannot, with fullgraph=True.
+Arguments that a schema cannot hold are checked here, in Python that the tracer follows; the fakes check the rest, with
+the same messages. Calls that no operator supports run outside of the graph: torch.compile breaks the graph there, or
+with fullgraph=True reports why it cannot.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPTIONS = (
 )  # fmt: skip
 _SCALES = NAMES[SCALES]
 _UNBUILT_OF_CACHE = ("rotary_cos", "rotary_sin", "qv")
-# Of each operator, the arguments that only it has.
+# The arguments that only one operator has, for each operator.
 _DENSE, _VARLEN, _APPEND = map(names_of, ("dense", "varlen", "append"))
 
 
@@ -139,7 +139,7 @@ _MESSAGES = (
 
 @disable(reason=_MESSAGES)
 def outside_of_graphs(function, *arguments):
-    """function(*arguments); a graph ends before it and another one begins behind it."""
+    """function(*arguments); one graph ends before it and another begins after it."""
     return function(*arguments)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cute_fa4.operands import ARGUMENTS
 
-# What is no tensor. mask, score_mod and mask_mod: as spelling.py spells them; a soft cap is a score_mod.
+# Arguments that are not tensors. mask, score_mod and mask_mod: as spelling.py spells them; a soft cap is a score_mod.
 _NO_TENSORS = {
     "max_seqlen_q": "SymInt? max_seqlen_q=None",
     "max_seqlen_k": "SymInt? max_seqlen_k=None",
@@ -22,7 +22,7 @@ _NO_TENSORS = {
     "return_lse": "bool return_lse=False",
 }
 CACHES = ("k_cache", "v_cache")  # are written by an append
-# Of new rows that get scales of their own, which are written with them.
+# Scales of new rows that are quantised on append; they are written with the rows.
 WRITTEN_SCALES = ("k_descale", "v_descale")
 WORKSPACE = "Tensor(workspace!)? workspace=None"
 

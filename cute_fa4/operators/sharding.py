@@ -1,4 +1,4 @@
-"""The operators on DTensors: which shards a rank may attend to by itself, and what is replicated first.
+"""The operators on DTensors: which shards a rank may attend to alone, and what is replicated first.
 
 A rank computes its own sequences, or its own heads, where nothing else of the call belongs to others:
 
@@ -252,7 +252,7 @@ def _cut_of_keys(keys, call: dict) -> dict:
 
 
 def cuts_of_merge(call: dict) -> dict:
-    """Of merge: rows are merged by themselves, the parts of a row together."""
+    """Cuts for merge: each row is merged independently, with all of its parts on one rank."""
     if call["outs"].dim() == 4:  # packed
         outs, lses = {"heads": 2}, {"heads": 1}
     else:

@@ -7,7 +7,7 @@
     >>> rows[0].runs, rows[0].devices
     (True, ('cpu (emulator)', 'cuda, compute capability 10.0'))
 
-A dispatcher asks once per combination and falls back by itself; the reasons are the texts that
+A dispatcher asks once per combination and falls back on its own; the reasons are the texts that
 flash_attn_func would raise. With lengths, pages or a cache the question is about a call of
 flash_attn_varlen_func or flash_attn_with_kvcache (questions.py):
 
@@ -129,7 +129,7 @@ def capabilities(
     Lengths, page tables, rows of a cache and new rows ask about a call of flash_attn_with_kvcache, or, where there
     are only parameters of that, of flash_attn_varlen_func. The value of each is that of the call, or True for a
     tensor that fits: capabilities(cache_seqlens=True, cache_leftpad=True, page_table=True, page_size=3). Tensors
-    count by shape, strides and dtype; what they hold is not looked at. What the call has besides:
+    count by shape, strides and dtype; their contents are not read. Further arguments of the call, with defaults:
 
     heads_kv, batch     1, or as many sequences as the tensors say
     seqlen_q            queries of a sequence, and new rows where k and v are True: 1
@@ -137,16 +137,16 @@ def capabilities(
     page_size           keys of a page: 16
     kv_dtype            of its cache, or of k and v: that of q; "e4m3" or "e5m2" under q of 16 bits
 
-    capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a tensor of
-    their own, which all heads share; dtype="e4m3" with q_rope=True besides, whether these may have 16 bits.
+    capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a separate
+    tensor, which all heads share. With dtype="e4m3" and q_rope=True it asks whether these may have 16 bits.
 
     Such a row has the one reason that the call raises, and the one family that it launches.
 
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
     capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes.
 
-    backward=True asks about calls whose q, k and v want gradients (docs/backward.md): a row then has a reason, too,
-    where the call runs and its gradients are not built.
+    backward=True asks about calls whose q, k and v require gradients (docs/backward.md). A row then also has a
+    reason where the call runs but its gradients are not supported.
 
     TypeError for a parameter that the function does not have.
     """
@@ -207,7 +207,7 @@ def capabilities(
     return [_with_gradients(row, against) for row in rows] if backward else rows
 
 
-# What a call with gradients may have, also by the names that the public functions alone have.
+# Parameters that a call with gradients accepts, including names that only the public functions have.
 _WITH_GRADIENTS = backward_pass.ACCEPTED | {"window_size", "softcap", "s_aux"}
 
 

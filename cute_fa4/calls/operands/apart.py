@@ -1,4 +1,4 @@
-"""What a call writes shares no memory with anything else of the call: one block reads while another writes.
+"""The outputs of a call share no memory with its other tensors: one block reads while another writes.
 
     written     out; with new rows also k_cache and v_cache
     read        everything else, and for each written tensor the other written ones
@@ -14,7 +14,7 @@ from cute_fa4.calls.operands.tensors import may_overlap, overlaps_itself
 
 
 def check_apart(written: dict[str, object], read: dict[str, object]) -> None:
-    """Raises ValueError that names both tensors of a pair that may share a byte. What is no tensor is skipped.
+    """Raises ValueError that names both tensors of a pair that may share a byte. Non-tensors are skipped.
 
     A tensor that is written must not lie upon itself, either.
     """

@@ -118,7 +118,7 @@ OTHER_NAMES = {
     "fa_version": ((2, 3, 4), _VLLM),
 }  # fmt: skip
 
-# What stands behind the last parameter that may be given by position, in the packages that have such a function.
+# The parameter after the last one that may be passed by position, in packages with such a function.
 NEXT = {
     "flash_attn_func": "dropout_p in flash-attn, softmax_scale in flash-attn-4, attn_mask in torch",
     "flash_attn_varlen_func": "dropout_p in flash-attn, seqused_q in flash-attn-4",

@@ -102,7 +102,7 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool 
 
     latent: where a page of the cache is a key, any entry that is none hides it.
 
-    What all sequences have in common is one number, whatever the batch: metadata can claim billions of them.
+    A value common to all sequences is one number, whatever the batch: metadata can claim billions of them.
     """
     batch = where.batch(q)
 

@@ -1,4 +1,4 @@
-"""k_rope: the last columns of every key, which all heads share, in a tensor of their own (multi-head latent attention).
+"""k_rope: the last columns of every key, which all heads share, in a separate tensor (multi-head latent attention).
 
     q         (..., heads, d + d_rope)
     k         (..., heads, d)
@@ -6,11 +6,11 @@
               with k_rope_page_table (num_pages, rows, d_rope), whatever k is; the table is (batch, pages) int32
 
 A key of head h is k[..., h, :] and then k_rope[...]. The tensor is read where it lies, the last columns of a latent
-cache for instance; nobody writes a K of all columns.
+cache for instance; no kernel writes a K of all columns.
 
     q, k         k_rope              besides
     16 bits      as k                -
-    16 bits      8 bits              widened; k_rope_descale, float32: one number, or one for each of its rows
+    16 bits      8 bits              dequantized; k_rope_descale, float32: one number, or one for each of its rows
     8 bits       as k                -
     8 bits       16 bits             q_rope (..., heads, d_rope) of its dtype, and q has d columns
 
@@ -52,7 +52,7 @@ class Rope:
     page_size   rows of its pages; 0: its rows are those of k
     of_keys     dtype of k
     dtype       the name of its own, where it is another: 8 bits under 16, or 16 beside 8; None: that of k
-    of_q        the columns of q that meet it, where q has them in a tensor of their own
+    of_q        the columns of q that it multiplies, where q has them in a separate tensor
     scales      float32 of its rows, of any strides; None: there are none
     """
 
@@ -69,7 +69,7 @@ class Rope:
 
     @property
     def dtypes(self) -> dict:
-        """What a configuration says of it and of its scales."""
+        """Configuration fields for it and for its scales."""
         scaled = self.scales is not None
         return {"rope_dtype": self.dtype, "scale_dtype": "f32" if scaled else None}
 
@@ -106,7 +106,7 @@ class RopeView:
         self.scales = None if rope.scales is None else (rope.scales.shape, rope.scales.stride())
 
     def of(self, tensors: CallTensors) -> tuple:
-        """What the kernel takes."""
+        """Tensors that the kernel takes."""
         table, scales = tensors.k_rope_page_table, tensors.k_rope_descale
         view = tensors.k_rope.as_strided(*self.layout)
         found = (view,) if table is None else (view, table)
@@ -239,7 +239,7 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
 
 
 def _checked_q(q_rope, q, columns: int) -> torch.Tensor:
-    """The columns of q that have a tensor of their own, with strides that a descriptor can hold."""
+    """The columns of q in a separate tensor, with strides that a descriptor can hold."""
     check_place("q_rope", q_rope, q.device)
     check_rank("q_rope", q_rope, DENSE if q.dim() == 4 else PACKED)
     if tuple(q_rope.shape) != (*q.shape[:-1], columns):

@@ -59,7 +59,7 @@ def checked_scales(
     """Refuse what is no scale; None: there are none.
 
     tensors      with a k that has the rows of a page first
-    heads_first  but the caller has them behind the heads
+    heads_first  the caller has the rows after the heads
     """
     if not tensors.has(SCALES):
         return None
@@ -190,8 +190,8 @@ def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
 class ScaleViews:
     """Scales as the kernel takes them; decided by the shapes of those that a call has.
 
-    Of heads (batch, heads_kv); of tokens of q with a depth of 1, of those of k and v without it and rows first; of
-    blocks as bytes, rows first.
+    Scales per head are (batch, heads_kv). Scales per token have a depth of 1 for q; for k and v they have none and
+    have rows first. Scales per block are bytes, rows first.
 
     sizes    (batch, heads_kv)
     changes  what makes a view of each scale that is given, by name

@@ -38,7 +38,7 @@ def views_for_descriptors(q, k, v, out, where: Where):
 
 
 def rows_for_descriptors(name: str, tensor, clipped: bool, gathered: bool) -> torch.Tensor:
-    """The same of a tensor that is looked up by itself. clipped: its rows are cut at run time."""
+    """The same for a tensor that is looked up alone. clipped: its rows are cut at run time."""
     if not clipped:
         return with_plain_strides(tensor)
     tensor, _ = _in_row_space(name, tensor)

@@ -6,7 +6,7 @@ together, what shape, what memory, which options; so the first complaint is the 
 
 TypeError            not a tensor, or a dtype without a kernel
 ValueError           a device, shape, stride, alignment or number outside what is accepted
-NotImplementedError  a parameter whose feature is not built yet
+NotImplementedError  a parameter whose feature is not supported yet
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def _check_rope_depths(dtype, of_q: int, of_k: int, in_rope: int, of_q_apart: in
 
 
 def _check_depths_beside(of_q: int, of_k: int, in_rope: int) -> None:
-    """Of 8 bits, with columns of 16 bits in q_rope and k_rope."""
+    """Check q and k of 8 bits whose other columns have 16 bits, in q_rope and k_rope."""
     if of_q != of_k:
         raise ValueError(
             f"q: {of_q} columns while k has {of_k}, with q_rope; accepted: {of_k}: the others of q are in q_rope, as "
@@ -340,7 +340,7 @@ def _same_size(name, tensor, what, dim, other_name, other) -> None:
 
 
 def check_memory(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -> None:
-    """What a TMA descriptor can describe: contiguous rows at multiples of 16 bytes.
+    """Refuse memory that no TMA descriptor describes. Accepted: contiguous rows at multiples of 16 bytes.
 
     The stride of a dimension of size 1 is never used, so it may be anything. A stride of 0 (expand)
     is accepted for q, k and v: every index then reads the same bytes.
@@ -460,7 +460,7 @@ def extent_bytes(tensor: torch.Tensor, dims=None) -> int:
 
 
 def largest_extent(tensors: tuple) -> int:
-    """Of the tensors that are not None, the most bytes from first to past the last element; 0 for none."""
+    """The largest extent in bytes, first element to past the last, of tensors not None; 0 for none."""
     return max((extent_bytes(tensor) for tensor in tensors if tensor is not None), default=0)
 
 
@@ -491,7 +491,7 @@ def checked_scale(softmax_scale: object, head_dim: int) -> float:
 
 
 def unbuilt_parameters(*, block_sparse_tensors=None) -> list[str]:
-    """One text for each parameter that asks for something not built yet; empty: none does."""
+    """One text for each parameter that asks for an unsupported feature; empty: none does."""
     if block_sparse_tensors is not None:
         return ["block_sparse_tensors: block sparsity is not built; accepted: None"]
     return []

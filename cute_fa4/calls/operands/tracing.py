@@ -1,4 +1,4 @@
-"""Who sees a call of the public functions: nobody, or a tracer or transform, which is given an operator.
+"""Whether a tracer or transform observes a call of the public functions; if so, it gets an operator.
 
 torch.compile, torch.export, make_fx, fake tensors     one node (cute_fa4.operators)
 torch.func.functionalize                               the operator, which says what it writes

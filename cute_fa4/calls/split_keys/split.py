@@ -2,7 +2,7 @@
 
     num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph.
                                     Decode with lengths on the device: few blocks of few keys are split within clusters,
-                                    in one launch; else the key tiles of the batch are shared out among the SMs.
+                                    in one launch; else the key tiles of the batch are distributed among the SMs.
                                     Otherwise even parts, where there are fewer blocks than SMs
                         1           never split
                         N           exactly N parts of each sequence, as even as its key tiles allow
@@ -43,7 +43,7 @@ MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_SPLIT_KEYS = 512  # of a sequence whose parts are merged by a launch: docs/decisions/0010
 MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
 MERGED_ALIKE = 16  # parts that a launch merges as fast as two
-LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
+LEAST_SHARED_TILES = 1  # per CTA, in stream-K split: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
 # Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
 # more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
@@ -82,7 +82,7 @@ class Clustered:
 
 @dataclass(frozen=True)
 class Shared:
-    """Key tiles shared out among CTAs.
+    """Key tiles distributed among CTAs (stream-K split).
 
     ctas       that are launched, or pairs of CTAs: no more than SMs have room for
     least      key tiles of one, where there are so many
@@ -188,7 +188,7 @@ def _wanted(
         if parts is not None:
             return Clustered(parts) if parts > 1 else None
     if may_share(config) and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
-        # What the kernel counts: a max_seqlen_k that is too small cuts nothing there.
+        # As the kernel counts: a max_seqlen_k that is too small cuts nothing there.
         counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
         return _shared(q, where, config, blocks, seen, counted)
     parts = even_parts(sms // max(blocks, 1), seen)
@@ -300,7 +300,7 @@ class SplitPlan(Plan):
     __slots__ = ("combine", "split")
 
     def __init__(self, function, combine, split: Split | Shared, *of_the_plan):
-        """of_the_plan: as Plan takes them behind the function."""
+        """of_the_plan: the arguments of Plan after the function."""
         super().__init__(function, *of_the_plan)
         self.combine, self.split = combine, split
 

@@ -61,7 +61,7 @@ from cute_fa4.system.messages import named_as
 
 
 def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable:
-    """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
+    """Check a call of repeat.attend and compile its kernels. The function returned appends and attends."""
     window_size, numbers, choices = asked
     choices = Choices(*choices)
     with names_of_caches():
@@ -102,7 +102,7 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
 
 
 def check_rows_of_blocks(tensors: CallTensors, scales: GivenScales | None) -> None:
-    """New rows of a cache whose blocks have scales come with theirs, in k_descale."""
+    """New rows of a cache with block scales must come quantised, with their scales in k_descale."""
     new, cache = tensors.new_k, tensors.k
     if scales is not None and scales.said.of_blocks and new.dtype != cache.dtype:
         raise TypeError(
@@ -112,7 +112,7 @@ def check_rows_of_blocks(tensors: CallTensors, scales: GivenScales | None) -> No
 
 
 def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
-    """Whether rows of 16 bits are quantised by scales of their own; what is no such call is refused elsewhere."""
+    """Whether new rows of 16 bits are quantised with their own scales; invalid calls are refused elsewhere."""
     of_tokens = (
         isinstance(scale, torch.Tensor)
         and scale.dim() > 2
@@ -124,7 +124,7 @@ def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
 
 
 def written_scales(tensors: CallTensors, scales: GivenScales | None) -> tuple:
-    """Names of scales that a call writes: those of tokens, of rows of 16 bits that it quantises."""
+    """Names of the scales that a call writes: per-token scales of the 16-bit rows that it quantises."""
     if scales is None or tensors.new_k.dtype == tensors.k.dtype:
         return ()
     return tuple(f"{tensor}_descale" for tensor in scales.said.of_keys)
@@ -157,7 +157,7 @@ def refuse_unbuilt(**parameters) -> None:
 
 
 def names_of_caches():
-    """Inside, attention calls the caches k and v, and their lengths seqused_k: refusals have the caller's names."""
+    """Inside, attention calls the caches k and v, and their lengths seqused_k: refusals use the caller's names."""
     return named_as(_CALLERS)
 
 
@@ -165,7 +165,7 @@ _CALLERS = {row.name: row.cached for row in OPERANDS.values() if row.cached and 
 
 
 def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
-    """Which parameters need which others."""
+    """Check that parameters come with those that they require."""
     if page_table is not None and cache_seqlens is None:
         raise ValueError(
             "cache_seqlens: None with a page table, which does not say how long a sequence is; "
@@ -203,10 +203,10 @@ class Append:
         self.read, self.bytes_read, self.checked = fields(()), (), []
 
     def beside(self, tensors: CallTensors) -> Append:
-        """self, for the attention of a call: what the next one with this metadata needs to know of its addresses.
+        """self, with the addresses and extents that admits compares at the next call with this metadata.
 
-        Caches may be slices of one tensor, side by side all the way: then their distance is kept, which is all
-        that matters.
+        Caches may be interleaved slices of one tensor. Then only their distance matters, and it is kept
+        for comparison.
         """
         q, out = tensors.q, tensors.out
         self.between_caches = tensors.v.data_ptr() - tensors.k.data_ptr()
@@ -248,7 +248,7 @@ class Append:
             return True
         if out.shape != self.out_shape or not self._fits(out, q):
             return False
-        first = out.data_ptr()  # of the rest, Plan.is_apart asks
+        first = out.data_ptr()  # Plan.is_apart checks the rest
         past = first + self.out_bytes
         new_k, new_v = tensors.new_k.data_ptr(), tensors.new_v.data_ptr()
         ranges = (begin_k, k_bytes), (begin_v, v_bytes), (new_k, new_k_bytes), (new_v, new_v_bytes)
@@ -269,7 +269,7 @@ class Append:
         return all(a[2] is b[2] or a[1] <= b[0] or b[1] <= a[0] for a in mine for b in ranges)
 
     def _fits(self, out, q) -> bool:
-        """Whether the attention takes it."""
+        """Whether the attention kernel accepts `out`."""
         same = out.dtype is self.out_dtype and out.device == q.device
         return same and out.data_ptr() % TMA_BYTES == 0
 
@@ -292,10 +292,10 @@ def prepare_append(
     given: CallTensors | None = None,
     scales: GivenScales | None = None,
 ) -> Append | None:
-    """Check and compile; what is returned is called with the caches of `given`, of which those of `tensors` are views.
-    None: no row.
+    """Check and compile. The result is called with the caches of `given`; those of `tensors` are views of them.
+    None: there are no rows.
 
-    scales: of which new rows of 16 bits for a cache of 8 are divided by those of k and v
+    scales: new rows of 16 bits for an 8-bit cache are divided by those of k and v
     """
     check_append(tensors, batch)
     given = tensors if given is None else given
@@ -329,7 +329,7 @@ def rows_of_cache(k_cache) -> int | None:
 
 
 def with_rows_of_cache(tensors: CallTensors) -> CallTensors:
-    """The same where rows of a dense cache are picked and nothing says how many it holds: all of them."""
+    """The tensors, with all rows as lengths where rows of a dense cache are picked without lengths."""
     picked = not (tensors.cache_batch_idx is tensors.cache_leftpad is None)
     if picked and tensors.seqused_k is tensors.new_k is tensors.page_table is None:
         return tensors._replace(seqused_k=rows_of_cache(tensors.k))
@@ -337,7 +337,7 @@ def with_rows_of_cache(tensors: CallTensors) -> CallTensors:
 
 
 def with_lengths_of_cache(tensors: CallTensors) -> CallTensors:
-    """The same with cache_seqlens as a tensor, where it is a number."""
+    """The tensors, with cache_seqlens as a tensor where it is a number."""
     lengths = tensors.seqused_k
     if lengths is None or isinstance(lengths, torch.Tensor):
         return tensors
@@ -374,7 +374,7 @@ def _new_rows_are_the_queries(tensors: CallTensors) -> bool:
 
 
 def check_new_rows(k_cache, k, v) -> None:
-    """They are tensors like those of the cache, or of 16 bits for one of 8, both alike."""
+    """Check that k and v are like the cache, or both have 16 bits for an 8-bit cache."""
     wide = getattr(k, "dtype", None) in WIDE and getattr(k_cache, "dtype", None) in FP8
     if not wide:
         return check_tensors(k_cache, k, v, None)
@@ -383,7 +383,7 @@ def check_new_rows(k_cache, k, v) -> None:
 
 
 def check_append(tensors: CallTensors, batch: int, contents: bool = True) -> None:
-    """tensors: with caches that have the rows of a page first."""
+    """Check new rows. tensors: with caches that have the rows of a page first."""
     k, v, offsets = tensors.of(NEW)
     k_cache, v_cache, table = tensors.k, tensors.v, tensors.page_table
     cache_seqlens, batch_idx = tensors.seqused_k, tensors.cache_batch_idx
@@ -446,6 +446,6 @@ def _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx)
         )
     check_cache_rows(batch_idx, k_cache.shape[0] if table is None else table.shape[0])
     if table is not None:
-        # Of the new rows: those before them may be padding, which no page holds.
+        # Pages of the new rows only: earlier rows may be padding, which no page holds.
         table = rows_of(table, batch_idx)
         check_pages(table, total, k_cache.shape[1], k_cache.shape[0], cache_seqlens)

@@ -14,18 +14,18 @@ from cute_fa4.sm100.latent.dequantized.schedule import STORED
 def kernel_of(
     q, k, v, where: Where, options: Options, dtypes: dict, exact: bool, arch: str
 ) -> Kernel:
-    """The kernel of a checked call; its lengths are worked out only where they decide.
+    """The kernel of a checked call; its lengths are computed only where they decide.
 
     dtypes: as dtypes_of says; exact: the environment asks for exact maxima; arch: of the kernel
     """
     facts = _facts(q, k, v, where, options, dtypes) | {"exact": exact, "arch": arch}
-    hashable = type(facts["seqlen_q"]) is int  # which that of a tracer is not
+    hashable = type(facts["seqlen_q"]) is int  # a size of a tracer is not hashable
     found = choice_of(**facts) if hashable else choice(Call(**facts))
     return found.kernel if found.paired is None else found.of(lengths_of(q, k, where))
 
 
 def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
-    """The fields of which_kernel.Call: of tensors, options, and what the environment says."""
+    """The fields of which_kernel.Call, from tensors, options and the environment."""
     rope, packed = options.rope, where.q_layout == "packed"
     return dict(
         qkv_dtype=DTYPE_NAMES[q.dtype],
@@ -57,7 +57,7 @@ def dtypes_of(q, k, options: Options) -> dict:
 
 
 def head_dim_of(q, options: Options) -> int:
-    """Columns of q, with those that it has in q_rope."""
+    """Columns of q, including those in q_rope."""
     return q.shape[-1] + (0 if options.rope is None else options.rope.depth_of_q)
 
 

@@ -1,4 +1,4 @@
-"""A checked call -> a configuration, an allocation, one launch: what the attention functions share.
+"""A checked call -> a configuration, an allocation, one launch: the path common to the attention functions.
 
     given            layout that is compiled
     offsets of q     q, out packed       otherwise dense
@@ -49,13 +49,13 @@ def plan_attention(
     return_lse: bool,
     in_float32: bool = False,
 ) -> Callable:
-    """A checked call up to its launch: every refusal is raised here, and what is returned launches.
+    """Prepare a checked call up to its launch. Every refusal is raised here; the result launches.
 
-    given: as the caller has them, of which q, k and v are views. in_float32: out is not rounded to the dtype
+    given: the tensors of the caller, of which q, k and v are views. in_float32: out is not rounded to the dtype
     of q, because it will be merged; with return_lse, without `out` and without a sink, which would count twice.
 
     A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
-    made up here.
+    placeholders made here.
     """
     target = target_of(q.device)
     batch, seqlen_q = where.batch(q), where.seqlen_q(q)
@@ -123,8 +123,8 @@ def plan_attention(
 
 
 def _in_cache(where: Where) -> tuple[int, Callable] | None:
-    """Keys that a sequence has for each of its queries besides seqused_k, and what takes from a call where its rows of
-    a cache are; None: no tensor says how many there are."""
+    """-> (keys per query in addition to seqused_k, the function that takes from a call the location of its cache rows).
+    None: no tensor gives the number of keys."""
     if where.tensors.seqused_k is None:
         return None
     names = (name for name in NAMES[LENGTHS] if OPERANDS[name].within == "in_cache")
@@ -132,7 +132,7 @@ def _in_cache(where: Where) -> tuple[int, Callable] | None:
 
 
 def check_out_apart(out, where: Where, options: Options) -> None:
-    """out shares no memory with lengths, pages, sinks and what functions read; check_out has seen q, k and v."""
+    """out shares no memory with lengths, pages, sinks and aux tensors; check_out has checked q, k and v."""
     if out is None:
         return
     read = where.tensors.named(LENGTHS)
@@ -145,12 +145,12 @@ def check_out_apart(out, where: Where, options: Options) -> None:
 
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:
-    """Lengths and pages in host memory are checked, and a longest sequence is looked up there."""
+    """Whether lengths and pages lie in host memory: they are checked there, and give the longest sequence."""
     return device.type == "cpu" and where.tensors.has(LENGTHS)
 
 
 def _fill_without_keys(results: Results, q, out, sink):
-    """Every row is one that sees no key: no launch, a TMA descriptor cannot describe a tensor without rows."""
+    """No row sees a key, so nothing is launched: a TMA descriptor cannot describe a tensor without rows."""
     out, lse = results.allocated(q, out)
     out.zero_()
     if lse is not None:
@@ -161,7 +161,7 @@ def _fill_without_keys(results: Results, q, out, sink):
 
 
 def _one_hidden_key(k, v, where: Where, batch: int):
-    """The same where only the device knows which rows of out there are: one row of zeros that no sequence has."""
+    """The same where only the device knows which rows out has: K and V of one zero row outside every sequence."""
     shape = [1] * (k.dim() - 2) + list(k.shape[-2:])
     where = where.replaced(cache_batch_idx=None, cache_leftpad=None)
     if where.kv_layout == "paged":
@@ -177,7 +177,7 @@ def _one_hidden_key(k, v, where: Where, batch: int):
 
 
 def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
-    """That of `out`, if it is given, otherwise that of q, unless q has eight bits."""
+    """The dtype of `out` if given, else that of q; for 8-bit q the default of its dtype."""
     if in_float32:
         return torch.float32
     if out is not None:
@@ -194,7 +194,7 @@ def _lengths_of(where: Where) -> dict:
 def config_of(
     q, k, v, out, where: Where, options: Options, rows_per_page, return_lse, target
 ) -> FA4Config:
-    """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
+    """The configuration of a checked call whose grid fits; rows_per_page: as views_for_descriptors found."""
     dtypes, schedules = dtypes_of(q, k, options), policy.of_schedules()
     exact = schedules["maximum"] == "exact"
     kernel = kernel_of(q, k, v, where, options, dtypes, exact, target.arch)

@@ -41,7 +41,7 @@ ACCEPTED = frozenset(
     )
     + ("num_splits", "tokens_per_split", "pack_gqa")
 )
-FARTHEST = 1 << 29  # a side of a window that reaches further is as good as open
+FARTHEST = 1 << 29  # a side of a window that reaches further counts as open
 
 
 class Attended(NamedTuple):
@@ -73,7 +73,7 @@ class Attended(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What made weights of products: the scale, the mask, sinks of heads, functions and the tensors that they read."""
+    """Options that turn scores into weights: the scale, mask, sinks of heads, functions and their aux tensors."""
 
     softmax_scale: float
     mask: BoundMask = full()
@@ -108,7 +108,7 @@ def config_of(attended: Attended, scores: Scores, with_dlse: bool, arch: str) ->
 
 
 def gradients(attended: Attended, dout, dlse, scores: Scores) -> Gradients:
-    """Of checked tensors. dout: as out; dlse: as lse, or None where nothing used it.
+    """Gradients for checked tensors. dout: as out; dlse: as lse, or None where nothing used it.
 
     Rows of packed and padded tensors that belong to no sequence have gradients of zero, which no kernel writes.
     """
@@ -189,7 +189,7 @@ def _of_sinks(stats: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
 
 
 def _of_unmatched_sinks(attended: Attended, dlse, sink) -> torch.Tensor | None:
-    """Of a call without keys: the log-sum-exp of every row is its sink."""
+    """The result of a call without keys: the log-sum-exp of every row is its sink."""
     if sink is None or dlse is None or dlse.numel() == 0:
         return None if sink is None else torch.zeros_like(sink)
     if attended.is_dense:
@@ -203,7 +203,7 @@ def _of_unmatched_sinks(attended: Attended, dlse, sink) -> torch.Tensor | None:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """With strides and an address that TMA takes: autograd hands over gradients of any strides, also of 0."""
+    """The gradient with strides and an address that TMA accepts: autograd may pass any strides, even 0."""
     multiple = 16 // tensor.element_size()
     aligned = all(stride % multiple == 0 and stride > 0 for stride in tensor.stride()[:-1])
     if not (aligned and tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0):
@@ -212,5 +212,5 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _last(tensor: torch.Tensor) -> torch.Tensor:
-    """With neighbours along the last dimension."""
+    """The tensor with a contiguous last dimension."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] < 2 else tensor.contiguous()

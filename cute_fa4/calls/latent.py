@@ -7,7 +7,7 @@
                   rotary columns bf16
     page table    (batch, pages) int32; lengths (batch,) int32, both on the device
 
-Values are a view of the cache, so that everything else of calls/ is as for any other attention.
+Values are a view of the cache, so the rest of calls/ treats it as any other attention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
 
 
 def scales_of(descale_q, descale_k, cache, batch: int) -> dict:
-    """As a call names its scales: that of the cache is of keys and values.
+    """Scales by the names of a call: the scale of the cache is that of keys and values.
 
     (batch,): one for each sequence; (num_pages, page_size): one for each row of the cache, which has one head
     """
@@ -104,7 +104,7 @@ def of_each_query(scale, q):
 def by_index(q, cache, indices, out, listed=None) -> dict:
     """A call whose keys are listed, for each query, as the call in which each query is a sequence and a key a page.
 
-    indices   (batch, seqlen_q, keys) int32: page * page_size + place in the page; what is no such number is no key
+    indices   (batch, seqlen_q, keys) int32: page * page_size + place in the page; any other number means no key
     listed    (batch,) or (batch, seqlen_q) int32: how many keys of each list count. They are the lengths of the
               sequences: nothing is loaded for the rest of a list, which may hold anything. None: up to the last key
     """
@@ -142,7 +142,7 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
 
 
 def _lengths_of_lists(table, rows: int):
-    """How far the last key of each list is: the numbers after it, which pad the list, are not gathered.
+    """The length of each list up to its last key: the numbers after it are padding and are not gathered.
 
     Four small operations on the stream of the call. `rows`: of the cache, each of which is a key.
     """

@@ -17,11 +17,11 @@ from cute_fa4.system.devices import Target, note_asked
 
 
 class EmulatorWarning(UserWarning):
-    """CPU tensors run on the emulator: results as on a GPU, at a speed that says nothing of one."""
+    """CPU tensors run on the emulator: results as on a GPU, but the speed says nothing about one."""
 
 
 def function_for(config, target: Target) -> Callable:
-    """Where a call is only asked about, a function that does nothing."""
+    """The compiled function; for a call that is only queried, one that does nothing."""
     if target.executor == "nothing":
         note_asked(config)
         return _do_nothing
@@ -49,7 +49,7 @@ _emulator_lock = forks.Lock()
 
 @dataclass(frozen=True)
 class _Emulated:
-    """A compiled function that has the emulator to itself."""
+    """A compiled function with exclusive use of the emulator."""
 
     function: Callable
 
@@ -79,11 +79,11 @@ def _warn_once() -> None:
                 EmulatorWarning,
                 stacklevel=stacklevel,
             )
-            _warned = True  # not before: a warning that was broken off comes again
+            _warned = True  # not earlier: an interrupted warning is shown again
 
 
 def _frames_inside(package: str) -> int:
-    """How far up the call into the package is, counted from the caller of this function."""
+    """Stack frames from the caller of this function up to the call into the package."""
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame, level = frame.f_back, level + 1

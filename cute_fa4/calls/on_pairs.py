@@ -1,4 +1,4 @@
-"""What metadata tells of the lengths of a call, for the rule of pairs of CTAs (sm100/choose/pays.py).
+"""Lengths of a call as far as metadata gives them, for the rule of CTA pairs (sm100/choose/pays.py).
 
 No tensor is read: a longest sequence that the caller gives, shapes, and of packed sequences the mean. Keys in pages, or
 with lengths on the device, are taken for as many as queries unless the caller says how many the longest sequence has:

@@ -103,7 +103,7 @@ class Plan:
             tensor is not None and may_overlap(out, tensor) for tensor in tensors.of(ROPE)
         ):
             return False
-        for tensor in tensors.aux_tensors or ():  # of any strides
+        for tensor in tensors.aux_tensors or ():  # any strides
             if tensor.data_ptr() < end and first < tensor.data_ptr() + extent_bytes(tensor):
                 return False
         return True
@@ -126,7 +126,7 @@ class Plan:
     def launch(self, tensors: CallTensors, rows: tuple, split: tuple | None = None) -> None:
         """Call the function with its parameters (sm100/kernel.py).
 
-        rows: q, k, v, out and lse as the kernel takes them; split: what it is told of the parts of keys
+        rows: q, k, v, out and lse as the kernel takes them; split: its arguments for split keys
         """
         aux, in_cache = tensors.aux_tensors, None
         if self.in_cache is not None:
@@ -157,7 +157,7 @@ class Results:
 
     def __init__(self, q, v, q_layout: str, with_lse: bool, dtype: torch.dtype):
         out_shape = (*q.shape[:-1], v.shape[-1])
-        # The cheapest calls there are; empty_like would copy other strides than these.
+        # The cheapest calls that exist; empty_like would copy other strides than these.
         if out_shape == q.shape and dtype == q.dtype and q.stride() == _contiguous_strides(q.shape):
             self.new_out = torch.empty_like
         else:
@@ -179,7 +179,7 @@ class Results:
 
 
 def _allocation(shape: tuple, dtype: torch.dtype, device: torch.device) -> Callable:
-    """What torch.empty does, in two thirds of the time."""
+    """The result of torch.empty, in two thirds of the time."""
     strides = _contiguous_strides(shape)
     return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 

@@ -41,7 +41,7 @@ KV_LAYOUTS = ("NHD", "HND")
 
 
 def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
-    """Check a call of repeat.attend, compile what it needs; what is returned launches."""
+    """Check a call of repeat.attend and compile its kernels. The result launches them."""
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
@@ -90,7 +90,7 @@ def checked(
 ) -> Where:
     """Check the tensors of a call -> where sequences lie; k and v of its tensors have the rows of a page first.
 
-    Scales are left out, and of the columns in k_rope only their number is checked: checked_scales and checked_rope.
+    checked_scales and checked_rope check scales and k_rope; here only the number of columns in k_rope is checked.
     """
     table = tensors.page_table
     kv_axes = PACKED if tensors.kv_layout == "packed" else DENSE
@@ -126,7 +126,7 @@ def checked(
 
 
 def one_of(name: str, value, alias: str, other):
-    """A parameter with two names, of which one may be given."""
+    """The value of a parameter with two names; only one of them may be given."""
     if value is not None and other is not None:
         raise TypeError(f"{name} and {alias} are two names of one parameter: give one of them")
     return other if value is None else value
@@ -184,7 +184,7 @@ def _check_cache(tensors: CallTensors) -> None:
 
 
 def _longest(tensors: CallTensors, max_seqlen_q) -> int:
-    """What sizes the grid of packed queries; 0 for dense ones."""
+    """The max_seqlen_q that sizes the grid of packed queries; 0 for dense ones."""
     given, rows = check_length("max_seqlen_q", max_seqlen_q), tensors.q.shape[0]
     if tensors.q_layout == "dense":
         return 0

@@ -16,7 +16,7 @@ from cute_fa4.calls.operands.tensors import may_overlap, overlaps_itself
 def check_apart(written: dict[str, object], read: dict[str, object]) -> None:
     """Raises ValueError that names both tensors of a pair that may share a byte. Non-tensors are skipped.
 
-    A tensor that is written must not lie upon itself, either.
+    A written tensor must not overlap itself, either.
     """
     places = {name: tensor for name, tensor in written.items() if _has_place(tensor)}
     for name, tensor in places.items():
@@ -43,7 +43,7 @@ def check_apart(written: dict[str, object], read: dict[str, object]) -> None:
 
 
 def named_aux(aux) -> dict[str, object]:
-    """aux_tensors as messages name them; what is no sequence is refused elsewhere."""
+    """aux_tensors as messages name them; a non-sequence is refused elsewhere."""
     if not isinstance(aux, (list, tuple)):
         return {}
     return {f"aux_tensors[{i}]": tensor for i, tensor in enumerate(aux)}

@@ -1,7 +1,7 @@
 """torch.autocast: the dtype in which q, k and v are taken.
 
 As scaled_dot_product_attention has it: inside a region that is enabled for their device, float32, bf16 and fp16 tensors
-are taken in the dtype of the region, and float64 as it is, which is refused. out has the dtype of the region. Tensors
+are taken in the dtype of the region, and float64 stays and is refused. out has the dtype of the region. Tensors
 that are written, out= and the caches, are never cast: they must have that dtype already.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import torch
 
-TYPES = ("cuda", "cpu")  # where tensors with a kernel are
+TYPES = ("cuda", "cpu")  # device types that have kernels
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 _KERNELS = (torch.bfloat16, torch.float16)
 
-# Whether a region is enabled for any device: a tenth of a microsecond.
+# Whether a region is enabled for any device; the query takes a tenth of a microsecond.
 is_any_enabled = torch._C._is_any_autocast_enabled
 
 
 def cast(*tensors) -> tuple:
-    """The tensors as a region has them; what is no such tensor as it is."""
+    """The tensors cast to the dtype of the region; other values are unchanged."""
     return tuple(_cast(tensor) for tensor in tensors)
 
 

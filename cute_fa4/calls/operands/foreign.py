@@ -1,4 +1,4 @@
-"""Arguments as other packages have them: which ones mean nothing here and pass, and what a refusal of the others says.
+"""Arguments as other packages have them: which ones have no effect here and pass, and how the others are refused.
 
 flash-attn, flash-attn-4, scaled_dot_product_attention, FlashInfer, FlashMLA and vLLM give the same things other
 names and another order. The public functions take what they do not know as *positional and **others, and ask here only
@@ -25,7 +25,7 @@ _VLLM = "cute_fa4.integrations.vllm has vLLM's signature"
 _CONTEXT = "a cache on several GPUs: cute_fa4.distributed.decode_attention"
 _BACKENDS = ("auto", None, "fa2", "fa3", "cutlass", "cute-dsl", "sparse", "trtllm-gen", "xqa")
 
-# name -> (values that change nothing here, what to do instead of the others)
+# name -> (values that change nothing here, the remedy for other values)
 NOT_BUILT = {
     "dropout_p": ((0, None), "dropout is not built"),
     "alibi_slopes": (
@@ -82,7 +82,7 @@ NOT_BUILT = {
     "kv_scale_format": (("auto", "pow2_fp32", "arbitrary_fp32"), "a scale of a row may be any float32"),
     "bf16q_fp8kv_transform_mode": ((None, "k_only", "separate_kv"), "there is one kernel"),
 }  # fmt: skip
-# What others compute before a call, from the lengths; accepted as a tensor, and not read.
+# Plans that other packages compute from the lengths before a call; accepted as tensors, and not read.
 NOT_NEEDED = ("scheduler_metadata", "multi_ctas_kv_counter_buffer")
 OTHER_NAMES = {
     "attn_mask": ((None,), "mask=, mask_mod=, or cute_fa4.scaled_dot_product_attention, which reads tensors"),
@@ -133,9 +133,9 @@ SWITCHES = (
 
 
 def check_arguments(function, positional: tuple, others: dict, given: dict) -> None:
-    """Refuse what a public function does not have, and switches that are neither True nor False.
+    """Refuse arguments that a public function lacks, and switches that are neither True nor False.
 
-    given: arguments by name, of which the switches are looked at.
+    given: arguments by name; only the switches are checked.
     """
     if positional:
         raise TypeError(_too_many(function, positional))
@@ -204,7 +204,7 @@ def _unknown(function, name: str) -> str:
         if each.kind is not each.VAR_POSITIONAL and each.kind is not each.VAR_KEYWORD
     ]
     text = f"{name}: no parameter of {function.__name__}; accepted: {', '.join(names)}; see {PAGE}"
-    if is_dynamo_compiling():  # which cannot follow the search
+    if is_dynamo_compiling():  # Dynamo cannot trace the search
         return text
     near = difflib.get_close_matches(name, [*names, *NOT_BUILT, *OTHER_NAMES], n=1)
     return f"{text}; did you mean {near[0]}?" if near else text

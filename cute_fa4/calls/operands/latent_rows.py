@@ -3,7 +3,7 @@
     bytes     0-511                 512-527             528-655
               512 numbers e4m3      4 scales float32    64 rotary numbers bf16
 
-Number i stands for itself times scale i // 128. One scale for a token are four that are equal.
+Number i stands for itself times scale i // 128. A per-token scale is stored as four equal scales.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 
 NUMBERS = E4M3.torch
-BYTES = (NUMBERS, torch.uint8, torch.int8)  # dtypes that such caches come in
+BYTES = (NUMBERS, torch.uint8, torch.int8)  # dtypes of such caches
 LATENT = LATENT_DEPTHS[1]
 SCALES = LATENT // COLUMNS_OF_SCALE
 ROPE = LATENT_DEPTHS[0] - LATENT
@@ -30,7 +30,7 @@ def has_rows(cache) -> bool:
 
 
 def check_rows(cache: torch.Tensor) -> None:
-    """A cache has rows of 656 bytes, of a dtype that has one byte."""
+    """Check that a cache has rows of 656 bytes, of a one-byte dtype."""
     if not has_rows(cache):
         raise ValueError(
             f"k_cache: shape {tuple(cache.shape)}; accepted: (num_pages, page_size, 1, {LATENT_ROW_BYTES})"
@@ -42,7 +42,7 @@ def check_rows(cache: torch.Tensor) -> None:
 
 
 def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
-    """The same as e4m3, which its numbers are. Of has_rows."""
+    """The cache viewed as e4m3, the dtype of its numbers. Requires has_rows."""
     check_rows(cache)
     if isinstance(q, torch.Tensor) and q.dtype is not torch.bfloat16:
         raise TypeError(
@@ -66,9 +66,9 @@ def rows_from(
     """(..., 512) and (..., 64) -> (..., 656) uint8. The largest of the numbers of a scale becomes the largest e4m3.
 
     scales             (..., 1) or (..., 4) of a latent part that is e4m3 already: both are stored as they are
-    columns_of_scale   128, or 512: one scale for a row, which all four scales of the row then are
+    columns_of_scale   128, or 512: one scale for a row, stored in all four places
 
-    In plain torch operations; numbers that are not finite stay so.
+    Uses plain torch operations; numbers that are not finite stay so.
     """
     if scales is None:
         numbers, scales = _quantised(latent, columns_of_scale)
@@ -90,7 +90,7 @@ def _quantised(latent: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.
 
 
 def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor | None:
-    """What write_latent_rows takes -> its scales with one or four columns, or None."""
+    """The scales argument of write_latent_rows -> scales with one or four columns, or None."""
     if slots.dim() != 1:
         raise ValueError(f"slots: shape {tuple(slots.shape)}; accepted: (rows,)")
     rows = len(slots)
@@ -121,9 +121,9 @@ def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor
 
 
 def put_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """cache[slots] = rows; rows of negative slots, which pad a batch, go nowhere. Nothing waits for the device.
+    """cache[slots] = rows; rows of negative slots, which pad a batch, are not written. Nothing waits for the device.
 
-    A row that goes nowhere is replaced by the first that does not, or by what the cache has, if none goes anywhere.
+    A skipped row is replaced by the first row that is written, or by a row of the cache if none is.
     """
     if len(slots) == 0:
         return
@@ -135,7 +135,7 @@ def put_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> No
 
 
 def numbers_of(rows: torch.Tensor) -> torch.Tensor:
-    """(..., 656) of bytes -> what they stand for, (..., 576) float32."""
+    """(..., 656) of bytes -> the values that they represent, (..., 576) float32."""
     rows = rows.contiguous().view(torch.uint8)
     numbers, scales, rope = rows.split((LATENT, ROPE_AT - LATENT, LATENT_ROW_BYTES - ROPE_AT), -1)
     numbers = numbers.contiguous().view(NUMBERS).float()

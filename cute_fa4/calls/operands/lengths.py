@@ -1,7 +1,7 @@
-"""Checks of what says where sequences lie: offsets, lengths and page tables.
+"""Checks of the tensors that locate sequences: offsets, lengths and page tables.
 
 Always       that they are int32 tensors on q's device, contiguous, of the right shape, and agree on the batch
-On the CPU   also what they hold: offsets that decrease, lengths beyond the rows, pages that do not exist
+On the CPU   also their contents: offsets that decrease, lengths beyond the rows, pages that do not exist
 On CUDA      their contents are not read, that would stop the stream. The kernel clips them: wrong contents give wrong
              results, never an access outside a tensor. Page numbers beyond the pool read zeros.
 """
@@ -43,7 +43,7 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
 
 
 def check_index_tensors(q: torch.Tensor, where: Where) -> None:
-    """Those of one dimension first."""
+    """Check index tensors, those of one dimension first."""
     for name in sorted(NAMES[LENGTHS], key=lambda name: len(OPERANDS[name].axes)):
         rank = len(OPERANDS[name].axes)
         check_index_tensor(name, getattr(where.tensors, name), rank, q.device)
@@ -94,7 +94,7 @@ def _check_size(name: str, tensor: torch.Tensor | None, size: int, what: str) ->
         )
 
 
-# --- what the tensors hold, where the host can see it
+# --- contents of the tensors, where the host can see them
 
 
 def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool = False) -> None:
@@ -168,7 +168,7 @@ def _queries_of(q: torch.Tensor, where: Where):
 
 
 def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor | None:
-    """Lengths that offsets say; ValueError where they decrease or leave [0, rows]."""
+    """Lengths from offsets; ValueError where they decrease or leave [0, rows]."""
     if offsets is None or offsets.shape[0] == 0:
         return None
     first, last = int(offsets[0]), int(offsets[-1])
@@ -200,7 +200,7 @@ def _check_between(name: str, values: torch.Tensor | None, limits, what: str) ->
 
 
 def check_cache_rows(cache_batch_idx: torch.Tensor | None, sequences: int) -> None:
-    """Each is a sequence of the cache."""
+    """Check that each index is a sequence of the cache."""
     if cache_batch_idx is None or cache_batch_idx.numel() == 0:
         return
     wrong = (cache_batch_idx < 0) | (cache_batch_idx >= sequences)

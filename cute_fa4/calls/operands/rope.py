@@ -15,7 +15,7 @@ cache for instance; no kernel writes a K of all columns.
     8 bits       16 bits             q_rope (..., heads, d_rope) of its dtype, and q has d columns
 
 With q and k of 8 bits the score of a query and a key is q_descale * k_descale * (q k + q_rope k_rope): scales are those
-of whole rows, so what has a scale has its 16-bit columns stored divided by it (docs/decisions/0028). Columns of 8 bits
+of whole rows, so 16-bit columns are stored divided by the scale of their row (docs/decisions/0028). Columns of 8 bits
 are quantised with it.
 """
 
@@ -51,7 +51,7 @@ class Rope:
     depth       its columns
     page_size   rows of its pages; 0: its rows are those of k
     of_keys     dtype of k
-    dtype       the name of its own, where it is another: 8 bits under 16, or 16 beside 8; None: that of k
+    dtype       the name of its own dtype, where that differs from k: 8 bits under 16, or 16 beside 8; None: that of k
     of_q        the columns of q that it multiplies, where q has them in a separate tensor
     scales      float32 of its rows, of any strides; None: there are none
     """
@@ -75,7 +75,7 @@ class Rope:
 
     @property
     def is_widened(self) -> bool:
-        """It has 8 bits under 16 of k."""
+        """Whether it has 8 bits while k has 16."""
         return self.view.dtype in FP8 and self.of_keys not in FP8
 
     @property
@@ -98,7 +98,7 @@ class Rope:
 
 
 class RopeView:
-    """The same of every call with tensors like these."""
+    """The same for every call with tensors like these."""
 
     def __init__(self, rope: Rope):
         self.layout = rope.view.shape, rope.view.stride()
@@ -140,14 +140,14 @@ def depths_of(tensors: CallTensors) -> tuple[int, int]:
         raise ValueError(
             f"k_rope: shape {tuple(k_rope.shape)}; accepted: columns in its last dimension"
         )
-    if all(getattr(x, "dtype", None) in DTYPE_NAMES for x in (q, k)):  # others are refused as such
+    if all(getattr(x, "dtype", None) in DTYPE_NAMES for x in (q, k)):  # others are refused later
         _check_dtypes(k_rope, q_rope, q, k)
         _check_dtype_of_scales(scales, k_rope, k)
     return k_rope.shape[-1], 0 if q_rope is None else k_rope.shape[-1]
 
 
 def checked_rope(tensors: CallTensors, where: Where, contents: bool = True) -> Rope | None:
-    """Refuse what is no such tensor. tensors: with a k that has the rows of a page first."""
+    """Refuse an invalid k_rope. tensors: with a k that has the rows of a page first."""
     if not tensors.has(ROPE):
         return None
     q, k, q_rope = tensors.q, tensors.k, tensors.q_rope

@@ -1,20 +1,20 @@
-"""Scales of 8-bit tensors: what the numbers that are stored stand for.
+"""Scales of 8-bit tensors: factors between stored numbers and the values that they represent.
 
-    q_descale, k_descale, v_descale    q, k, v mean what is stored times these
-    o_scale                            out stores what it means times this
+    q_descale, k_descale, v_descale    values of q, k, v are the stored numbers times these
+    o_scale                            out stores its values times this
 
-Each is a float32 tensor of any strides, also 0; its shape says of what it has a number:
+Each is a float32 tensor of any strides, also 0; its shape tells what each number belongs to:
 
-    one number                      of all
-    (batch, heads_kv)               of each sequence and key/value head
-    as its tensor without head_dim  q, k, v: of each token and head: (batch, seqlen_k, heads_kv), packed (total_k,
-                                    heads_kv), of pages (num_pages, page_size, heads_kv) or, where kv_layout is "HND",
+    one number                      the whole tensor
+    (batch, heads_kv)               each sequence and key/value head
+    as its tensor without head_dim  q, k, v: each token and head: (batch, seqlen_k, heads_kv), packed (total_k,
+                                    heads_kv), paged (num_pages, page_size, heads_kv) or, where kv_layout is "HND",
                                     (num_pages, heads_kv, page_size); a head_dim of 1 may follow
-    as its tensor with head_dim/32  q and k, both: of each 32 numbers of a row, a power of two (MXFP8). Its dtype is
+    as its tensor with head_dim/32  q and k, both: each 32 numbers of a row, a power of two (MXFP8). Its dtype is
                                     torch.float8_e8m0fnu; cute_fa4.mxfp8 makes both from a tensor
 
-A packed tensor with as many tokens as sequences leaves the second and the third alike: then the head_dim of 1 says that
-it is the third. The values are read on the device alone. softmax_scale * q_descale * k_descale must be within 2^-64 to
+A packed tensor with as many tokens as sequences makes the second and the third form ambiguous: a head_dim of 1 then
+selects the third. Only the device reads the values. softmax_scale * q_descale * k_descale must be within 2^-64 to
 2^16 where neither is of tokens of k; with scales of tokens of k, softmax_scale * q_descale. Where it is not, out and
 LSE are NaN: the kernel takes the row maximum before it multiplies. Scales of tokens of v beyond 2^126 make out NaN.
 """
@@ -34,9 +34,9 @@ from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
 from cute_fa4.scales import HEAD, ROW, Scales
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
 
-BLOCKS = E8M0.torch  # scales of blocks
-OF_BLOCKS = ("q_descale", "k_descale")  # whose blocks may have scales
-MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # columns of q and k whose blocks have scales
+BLOCKS = E8M0.torch  # dtype of block scales
+OF_BLOCKS = ("q_descale", "k_descale")  # tensors that may have block scales
+MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # of q and k with block scales
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GivenScales:
     """The scales of a call, checked.
 
     tensors  the given ones, by name
-    said     what each belongs to
+    said     what each scale belongs to
     views    how the kernel takes them
     """
 
@@ -56,7 +56,7 @@ class GivenScales:
 def checked_scales(
     tensors: CallTensors, batch: int, heads_first: bool = False
 ) -> GivenScales | None:
-    """Refuse what is no scale; None: there are none.
+    """Refuse invalid scales; None: there are none.
 
     tensors      with a k that has the rows of a page first
     heads_first  the caller has the rows after the heads
@@ -82,7 +82,7 @@ def checked_scales(
 
 
 def of_made_up_keys(scales: GivenScales | None) -> GivenScales | None:
-    """The same where k and v are made up: one in place of the scales of their tokens."""
+    """The same where k and v are placeholders: one number instead of the scales of their tokens."""
     tokens = () if scales is None else scales.said.of_keys
     if scales is None or not tokens:
         return scales
@@ -153,7 +153,7 @@ def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -
 
 
 def _check_both_have_blocks(tensors: CallTensors) -> None:
-    """A product takes scales of blocks of both operands."""
+    """Block scales must be given for both operands of a product."""
     has = [getattr(getattr(tensors, name), "dtype", None) is BLOCKS for name in OF_BLOCKS]
     if has[0] != has[1]:
         name, other = OF_BLOCKS if has[0] else reversed(OF_BLOCKS)
@@ -164,7 +164,7 @@ def _check_both_have_blocks(tensors: CallTensors) -> None:
 
 
 def said_by(given: dict[str, torch.Tensor], by_head: tuple) -> Scales:
-    """What scales of a call belong to, by their dtypes and shapes. by_head: (batch, heads_kv)
+    """The Scales of a call, by the dtypes and shapes of its tensors. by_head: (batch, heads_kv)
 
     >>> said_by({"k_descale": torch.ones(1), "v_descale": torch.ones(1)}, (2, 2)), said_by({}, (2, 2))
     ('kv', '')
@@ -194,7 +194,7 @@ class ScaleViews:
     have rows first. Scales per block are bytes, rows first.
 
     sizes    (batch, heads_kv)
-    changes  what makes a view of each scale that is given, by name
+    changes  the function that makes a view of each given scale, by name
     """
 
     sizes: tuple
@@ -209,7 +209,7 @@ class ScaleViews:
         return found
 
     def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
-        """What makes a view of a scale like this one."""
+        """The function that makes a view of a scale like this one."""
         if scale.dtype is BLOCKS:
             return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
         if not is_by_row(scale, self.sizes):
@@ -232,7 +232,7 @@ class ScaleViews:
         return ScaleViews(self.sizes, self.changes | dict.fromkeys(names, self._of_one_number))
 
     def of_cache(self) -> ScaleViews:
-        """Of k_descale and v_descale alone."""
+        """The views of k_descale and v_descale only."""
         names = [name for name in ("k_descale", "v_descale") if name in self.changes]
         return ScaleViews(self.sizes, {name: self.changes[name] for name in names})
 

@@ -125,7 +125,7 @@ def _check_row_stride(name: str, tensor: torch.Tensor, row_stride: int) -> None:
 def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, with the strides of dimensions of size 1 as a contiguous tensor would have them.
 
-    torch leaves anything there, and no index ever uses it, but a TMA descriptor encodes it in 36
+    torch may leave any value there, and no index ever uses it, but a TMA descriptor encodes it in 36
     bits.
     """
     shape, strides = tensor.shape, tensor.stride()

@@ -88,7 +88,7 @@ def check(
 
 
 def check_tensors(q, k, v, out, gradients: bool = False) -> None:
-    """They are tensors, of one device and one dtype that has a kernel, and (unless gradients) want no gradient."""
+    """Check for tensors of one device and one dtype that has a kernel, and (unless gradients) require no gradient."""
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_is_tensor(name, tensor)
@@ -126,7 +126,7 @@ def check_is_tensor(name: str, value: object) -> None:
 
 
 def _check_holds_its_numbers(name: str, tensor: torch.Tensor) -> None:
-    """Memory has the numbers themselves, which a kernel reads without asking torch."""
+    """Memory must hold the actual numbers (no lazy views), because a kernel reads it directly."""
     if tensor.is_neg():
         raise ValueError(
             f"{name}: has the negative bit, its memory holds the numbers with the other sign; accepted: a tensor "
@@ -181,7 +181,7 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def check_place(name: str, tensor: torch.Tensor, device, gradients: bool = False) -> None:
-    """A tensor besides q, k and v is where they are, and (unless gradients) wants no gradient."""
+    """A tensor other than q, k and v is on their device, and (unless gradients) requires no gradient."""
     if tensor.device != device:
         raise ValueError(
             f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
@@ -309,7 +309,7 @@ def _fits_a_span(columns: int) -> bool:
 
 
 def are_rows(k) -> bool:
-    """Whether a row of a latent cache has scales and rotary columns of its own."""
+    """Whether a row of a latent cache includes its scales and rotary columns."""
     return k.dtype is E4M3.torch and k.shape[-1] == LATENT_ROW_BYTES
 
 
@@ -418,7 +418,7 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     head_dim).
     """
     if a.numel() == 0 or b.numel() == 0 or "meta" in (a.device.type, b.device.type):
-        return False  # tensors of a question have no address
+        return False  # tensors of a capabilities query have no address
     (a_first, a_last), (b_first, b_last) = address_range(a), address_range(b)
     if a_last <= b_first or b_last <= a_first:
         return False

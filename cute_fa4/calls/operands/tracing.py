@@ -1,7 +1,7 @@
 """Whether a tracer or transform observes a call of the public functions; if so, it gets an operator.
 
 torch.compile, torch.export, make_fx, fake tensors     one node (cute_fa4.operators)
-torch.func.functionalize                               the operator, which says what it writes
+torch.func.functionalize                               the operator, whose schema names what it writes
 torch.vmap                                             the operator's rule: one more batch dimension
 forward-mode derivatives (jvp, linearize, dual numbers) refused, as gradients are
 torch.jit.trace, torch.onnx.export(dynamo=False)        refused: they would record the allocation of out alone
@@ -37,14 +37,14 @@ def is_transformed() -> bool:
 
 
 def wants_gradient(q, k, v, sink=None) -> bool:
-    """Whether a derivative of one of them is to be recorded: such a call is an operator's, which has one."""
+    """Whether a derivative of one of them is to be recorded: such a call goes to an operator, which has one."""
     if not torch.is_grad_enabled():
         return False
     return any(isinstance(x, _Tensor) and x.requires_grad for x in (q, k, v, sink))
 
 
 def refuse_untraceable(function: str, arguments: dict) -> None:
-    """NotImplementedError for what an operator would drop or record wrongly, by name."""
+    """Raise NotImplementedError, by name, for what an operator would drop or record wrongly."""
     if is_dynamo_compiling():
         return
     if _recorder() is not None:
@@ -56,7 +56,7 @@ def refuse_untraceable(function: str, arguments: dict) -> None:
 
 
 def refuse_tangents(arguments: dict) -> None:
-    """NotImplementedError for a tensor with a tangent: the result would have none."""
+    """Raise NotImplementedError for a tensor with a tangent: the result would have none."""
     if forward_ad._current_level < 0:
         return
     for name, value in arguments.items():

@@ -8,7 +8,7 @@
 twice, which costs a third of the launch's products; nothing is exchanged, and everything that the kernel of 256 columns
 runs (pages, splits, masks, sinks, log-sum-exp) holds for more. sm100/wide/ has the kernel.
 
-Of 8 bits it is the kernel of 128 columns of V (sm100/two_tiles/ and those for fewer rows): S0, S1 and an O of 128
+For 8 bits it is the kernel of 128 columns of V (sm100/two_tiles/ and those for fewer rows): S0, S1 and an O of 128
 columns each are tensor memory. S of 256 columns of 8 bits costs the tensor core what 128 of 16 do.
 """
 

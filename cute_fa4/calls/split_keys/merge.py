@@ -36,7 +36,7 @@ def merge_into(outs, lses, out, lse) -> None:
     """Write the merge of checked parts to out and lse, which may be the first part."""
     if out.numel() == 0:
         return
-    if outs.dim() == 4:  # packed rows are those of one sequence: a part is full of rows
+    if outs.dim() == 4:  # packed rows count as one sequence: every row of a part is valid
         outs, out, lses, lse = outs[:, None], out[None], lses[:, None], lse[None]
     target = target_of(outs.device)
     config = CombineConfig(
@@ -53,7 +53,7 @@ def merge_into(outs, lses, out, lse) -> None:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """With strides that 16-byte accesses take: contiguous columns, rows at multiples of 16 bytes."""
+    """The tensor with strides for 16-byte accesses: contiguous columns, rows at multiples of 16 bytes."""
     multiple = 16 // tensor.element_size()
     aligned = all(stride % multiple == 0 for stride in tensor.stride()[:-1])
     if tensor.stride(-1) == 1 and aligned and tensor.data_ptr() % 16 == 0:
@@ -66,7 +66,7 @@ def _dense_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_parts(outs, lses, dtype) -> None:
-    """Refuse what is no stack of results, by name."""
+    """Refuse arguments that are not stacks of results, by name."""
     for name, tensor in (("outs", outs), ("lses", lses)):
         check_is_tensor(name, tensor)
     check_no_gradient({"outs": outs, "lses": lses})

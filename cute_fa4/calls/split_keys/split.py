@@ -40,15 +40,15 @@ INVARIANT_TOKENS = (
     4096  # keys of a part, under CUTE_FA4_BATCH_INVARIANT=on, of calls without tokens_per_split
 )
 MAX_PARTIAL_ROWS = (1 << 31) - 1
-LEAST_SPLIT_KEYS = 512  # of a sequence whose parts are merged by a launch: docs/decisions/0010
+LEAST_SPLIT_KEYS = 512  # per sequence, if its parts are merged by a launch: docs/decisions/0010
 MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
 MERGED_ALIKE = 16  # parts that a launch merges as fast as two
 LEAST_SHARED_TILES = 1  # per CTA, in stream-K split: docs/decisions/0010
-DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
-# Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
-# more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
+DECODE_BLOCKS = 4  # query blocks of a head that still count as decode, if they leave SMs idle
+# Fraction of the SMs that clusters fill -> most key tiles per CTA. If few SMs read, memory has bandwidth left, and
+# more SMs would finish sooner. If all SMs read, lengths may differ, and the launch waits for the longest sequence.
 CLUSTER_TILES = ((1 / 4, 4), (1 / 2, 8), (1, 16))
-ALONE_TILES = 8  # of a CTA that has its block to itself, at least, before its keys are shared by a launch more
+ALONE_TILES = 8  # minimum key tiles of a CTA with its own block before a second launch pays
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
 _of_queries = fields(LENGTHS_OF_QUERIES)
@@ -56,7 +56,7 @@ _of_queries = fields(LENGTHS_OF_QUERIES)
 
 @dataclass(frozen=True)
 class Split:
-    """As many parts of each sequence. tiles_each: key tiles of a part, 0: even parts."""
+    """The same number of parts for each sequence. tiles_each: key tiles of a part, 0: even parts."""
 
     parts: int
     tiles_each: int = 0
@@ -71,7 +71,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Clustered:
-    """As many even parts of each sequence, in the CTAs of a cluster: one launch (sm100/few_rows/cluster.py)."""
+    """Equally many even parts for each sequence, in the CTAs of a cluster: one launch (sm100/few_rows/cluster.py)."""
 
     parts: int
 
@@ -84,11 +84,11 @@ class Clustered:
 class Shared:
     """Key tiles distributed among CTAs (stream-K split).
 
-    ctas       that are launched, or pairs of CTAs: no more than SMs have room for
-    least      key tiles of one, where there are so many
-    blocks     of queries: sequences, times heads that are scheduled, times query tiles
+    ctas       CTAs launched, or pairs of CTAs: no more than fit on the SMs
+    least      minimum key tiles per CTA, if there are enough
+    blocks     query blocks: sequences times scheduled heads times query tiles
     positions  query positions of a block
-    heads      of a block
+    heads      heads of a block
     """
 
     ctas: int
@@ -113,7 +113,7 @@ class Shared:
 
 
 def check_split(num_splits, tokens_per_split) -> None:
-    """Refuse what is no number of parts, or no length of one."""
+    """Refuse an invalid number of parts or length of a part."""
     for name, value in (("num_splits", num_splits), ("tokens_per_split", tokens_per_split)):
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise TypeError(f"{name}: a {type(value).__name__}; accepted: an int or None")
@@ -141,12 +141,12 @@ def split_of(
 ) -> Split | Shared | Clustered | None:
     """The split of a checked call; None: its keys are not split.
 
-    config: of the call without a split; partial: the result is to be merged with others, in float32
+    config: for the call without a split; partial: the float32 result will be merged with others
     """
     split = _wanted(q, k, where, options, config, partial)
     if split is None or isinstance(split, (Shared, Clustered)):
         return split
-    # Partial rows, and rows that the merging kernel is launched for: of packed queries as many as could be.
+    # Partial rows, and rows that the merge kernel is launched for: for packed queries the upper bound.
     partial, launched = q.shape[:-1].numel() * split.parts, q.shape[-2] * where.rows(q)
     if max(partial, launched) > MAX_PARTIAL_ROWS:
         raise ValueError(
@@ -213,8 +213,8 @@ _EMULATED = torch.device("cpu")
 
 
 def cluster_parts(blocks: int, seen: int, sms: int, device: torch.device = _EMULATED) -> int | None:
-    """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
-    keys for one of them. Clusters are no more than the device runs at the same time.
+    """CTAs that share the keys of a block, for a launch that merges nothing in memory; None: each would have
+    too many keys. There are no more clusters than the device runs at the same time.
 
     >>> [cluster_parts(8, keys, 148) for keys in (128, 256, 512, 1024, 8192, 8193)]
     [1, 2, 4, 8, 8, None]
@@ -238,7 +238,7 @@ def cluster_parts(blocks: int, seen: int, sms: int, device: torch.device = _EMUL
 
 
 def shared_parts(tiles: int) -> int:
-    """Most parts of a block of so many key tiles that pay what their merge takes, as in even_parts.
+    """The most parts of a block of so many key tiles that are worth the cost of their merge, as in even_parts.
 
     >>> [shared_parts(tiles) for tiles in (4, 17, 65, 129)]
     [16, 16, 25, 35]
@@ -247,9 +247,9 @@ def shared_parts(tiles: int) -> int:
 
 
 def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:
-    """Of decode whose lengths only the device knows; None: no sequence can have keys for two parts.
+    """The split of decode whose lengths only the device knows; None: no sequence can have keys for two parts.
 
-    seen, counted: keys that the queries of a sequence see, as the caller says and as many as there can be.
+    seen, counted: keys that the queries of a sequence see: as the caller states, and the upper bound.
     """
     least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
     if seen < LEAST_SPLIT_KEYS or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
@@ -294,7 +294,7 @@ def num_sms(device: torch.device) -> int:
 class SplitPlan(Plan):
     """Attention into a workspace, and the kernel that merges it into out: two launches on one stream.
 
-    combine  None: of one part, which is the result, in float32
+    combine  None: there is one part, which is the float32 result
     """
 
     __slots__ = ("combine", "split")
@@ -309,7 +309,7 @@ class SplitPlan(Plan):
         return (*super().functions, self.combine)
 
     def __call__(self, tensors: CallTensors):
-        if self.combine is not None:  # before anything is written: there may be too little of it
+        if self.combine is not None:  # before anything is written: the workspace may be too small
             partial_o, partial_lse, parts, told = self.split.workspace(tensors.q, tensors.v)
         if self.append is not None:
             self.append(tensors)

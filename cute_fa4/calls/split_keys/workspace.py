@@ -2,7 +2,7 @@
 
 The call holds it until both of its launches are enqueued. torch then gives the memory to a later allocation on the same
 stream alone, whose work runs after them. So host threads that share a stream, streams, captured graphs (each with the
-pool of its capture) and the graphs of torch.compile need no rule of ours, and nothing is kept between calls.
+pool of its capture) and the graphs of torch.compile need no extra rule, and nothing is kept between calls.
 
 Memory that a caller gives is checked here and used by that call alone. Calls that share it must follow one another on a
 stream: nothing here can see whether they do.
@@ -69,7 +69,7 @@ def given_workspace(workspace: torch.Tensor | None, arguments: dict):
 
 
 def check_workspace(workspace, arguments: dict) -> None:
-    """Raises for what is no memory of the caller's own; there may still be too little of it."""
+    """Raises for an invalid workspace; a valid one may still be too small."""
     check_is_tensor("workspace", workspace)
     q = arguments["q"]
     if isinstance(q, torch.Tensor) and workspace.device != q.device:

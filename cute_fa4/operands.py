@@ -29,7 +29,7 @@ class Operand:
     """A row of the table.
 
     group   fields of a group are adjacent
-    axes    of an index tensor, which is int32: what messages call its dimensions; (): it is none
+    axes    names of the dimensions of an int32 index tensor, for messages; (): it is no index tensor
     config  (field, value) of an FA4Config whose kernel has this tensor; None: another rule says which kernels do
     within  the parameter of the launch that has it in a tuple; None: it is its own parameter
     cached  its name in flash_attn_with_kvcache, where that is another one
@@ -141,16 +141,16 @@ PLACES = {
 # Lengths of queries: offsets, and how many count. The kernel that merges parts takes only these.
 LENGTHS_OF_QUERIES = tuple(name for name in NAMES[LENGTHS] if name.endswith("_q"))
 OFFSETS_OF_QUERIES, _ = LENGTHS_OF_QUERIES
-# Of packed queries and packed keys.
+# Offsets of packed queries and packed keys.
 OFFSETS_OF_SEQUENCES = tuple(name for name in NAMES[LENGTHS] if OPERANDS[name].axes == OFFSETS)
-# Offsets, and how many queries and keys count: all that a call without pages has.
+# Offsets, and how many queries and keys count: all lengths of a call without pages.
 LENGTHS_OF_SEQUENCES = tuple(
     name for name in NAMES[LENGTHS] if OPERANDS[name].within is None and name != "page_table"
 )
 
 
 # Arguments of the operators in the order of their schemas, which are public: those after the star have a default.
-# operators/schemas.py has the text of what is no tensor.
+# operators/schemas.py has the text of the arguments that are not tensors.
 ARGUMENTS = {
     "dense": "q k v * key_limit k_rope q_rope k_rope_descale",
     "varlen": "q k v * cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k seqused_k_excludes_new "
@@ -183,7 +183,7 @@ def tensors_of(given: Mapping[str, Any], cached: bool = False) -> CallTensors:
 
 
 def fields(names: Iterable[str]) -> Callable[[CallTensors], tuple]:
-    """What takes these fields of a record, as a tuple."""
+    """A function that takes these fields of a record, as a tuple."""
     places = [CallTensors._fields.index(name) for name in names]
     if len(places) > 1:
         return itemgetter(*places)
@@ -191,5 +191,5 @@ def fields(names: Iterable[str]) -> Callable[[CallTensors], tuple]:
 
 
 def fields_given(tensors: CallTensors, names: Iterable[str]) -> Callable[[CallTensors], tuple]:
-    """What takes those of these fields that are given in `tensors`."""
+    """A function that takes those of these fields that are given in `tensors`."""
     return fields(name for name in names if getattr(tensors, name) is not None)

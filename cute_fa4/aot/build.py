@@ -43,10 +43,10 @@ class Built:
 def build(
     config, name: str, host_target: str = "x86-64-v2", *, for_emulator: bool = False
 ) -> Built:
-    """Compile; the host object has the entry __tvm_ffi_<name> and only internal names besides.
+    """Compile; the host object has the entry __tvm_ffi_<name> and otherwise only internal names.
 
     host_target is one of HOST_TARGETS, or "native". for_emulator: the PTX has line information, and there is no cubin
-    and no machine code in the host object. Raises ExportError for another target, and what the compiler raises.
+    and no machine code in the host object. Raises ExportError for another target, and errors of the compiler.
     """
     check_host_target(host_target)
     import cutlass.cute as cute
@@ -94,7 +94,7 @@ def host_object(
 ) -> bytes:
     """The host code of a function of cute.compile, with the entry __tvm_ffi_<name>.
 
-    opt_level: 0 is compiled in a third of the time, for what is launched once before seconds of emulation.
+    opt_level: 0 compiles in a third of the time, for functions launched once before seconds of emulation.
     """
     from cutlass._mlir import ir
     from cutlass._mlir._mlir_libs._cutlass_ir import _aot_support

@@ -1,6 +1,6 @@
 """Catalogue files: sets of kernels to export, as TOML.
 
-    [defaults]                    # optional; what the sets below do not say themselves
+    [defaults]                    # optional; for fields that the sets below omit
     dtype = "bf16"
     page_sizes = [16, 64]
 
@@ -42,9 +42,9 @@ def shipped() -> list[str]:
 
 
 def read_catalogue(path, *, models: tuple[str, ...] | None = None) -> list:
-    """Configurations of a catalogue, without doubles. path is a file, or a name of shipped().
+    """Configurations of a catalogue, without duplicates. path is a file, or a name of shipped().
 
-    models  only the sets of these names. Raises ExportError with the place for what is not understood.
+    models  only the sets of these names. Raises ExportError, with the place, for invalid entries.
     """
     path = _path(path)
     content = _parse(path)

@@ -1,11 +1,11 @@
-"""Configurations as plain data, and back: what a manifest, a catalogue and a cache key are made of.
+"""Configurations as plain data, and back: the form used by manifests, catalogues and cache keys.
 
     FA4Config(qk_depth=64, mask=masks.Causal())
     {"kind": "FA4Config", "qk_depth": 64, "mask": {"kind": "Causal"}, ...}
 
 Nothing is executed to read it: classes come from the tables below, score functions from the ones of this package, by
 name and argument, or as the operations that were traced (sm100/traced/). Every field is written and every field is
-asked for, so that data of another version is noticed.
+required, so that data of another version is detected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConfigDataError(ValueError):
 
 
 def to_data(config: FA4Config | AppendConfig | CombineConfig | BackwardConfig) -> dict:
-    """JSON-ready. ConfigDataError for what has no form as data."""
+    """JSON-ready. ConfigDataError for values that have no form as data."""
     return _encode(config, type(config).__name__)
 
 

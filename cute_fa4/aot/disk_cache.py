@@ -4,7 +4,7 @@
       kernels/
         <key>/        manifest.json, NAME.o, NAME.so, NAME.ptx, NAME.cubin: as cute_fa4.aot.export writes them; for the
                       emulator without NAME.so and NAME.cubin: ptxas makes machine code only for the cuda executor
-        <key>.lock    held by the process that compiles; the system frees it when the process ends, however it ends
+        <key>.lock    held by the process that compiles; the system releases it whenever the process ends
 
 The key is a hash of the configuration as data, the executor, the package's kernel sources, and the versions of the
 compiler and of TVM-FFI. An entry is used when its manifest says the same and every file's hash is right; one that is
@@ -40,7 +40,7 @@ from cute_fa4.system import cache_directory, environment
 try:
     import fcntl
 except ImportError:  # not a POSIX system: no lock between processes, so no cache either
-    fcntl = None  # type: ignore[assignment]  # what uses it asks whether it is None
+    fcntl = None  # type: ignore[assignment]  # users check whether it is None
 
 LOG = logging.getLogger("cute_fa4")
 SWITCH, LIMIT = "CUTE_FA4_CACHE", "CUTE_FA4_CACHE_BYTES"
@@ -89,7 +89,7 @@ def key_of(config, executor: str) -> str:
 
 
 def usable_directory() -> Path | None:
-    """Where entries are, created; None, with a note, where none can be kept."""
+    """The directory of entries, created; None, with a note, where none can be kept."""
     if environment.choice(SWITCH, "on", "off") == "off":
         return None
     if fcntl is None:
@@ -104,7 +104,7 @@ def usable_directory() -> Path | None:
 
 @cache
 def _note(why: str) -> None:
-    """Once for each reason."""
+    """Show the note once for each reason."""
     LOG.warning("kernels are kept in memory only: %s", why)
 
 
@@ -215,7 +215,7 @@ def size_bytes(entry: Path) -> int:
 def _evict(directory: Path, keep: Path) -> None:
     """Remove the least recently used entries beyond the limit. A process that is reading one compiles it again.
 
-    So goes what a process had begun to write a day ago: it was killed.
+    Partial entries older than a day are also removed: their process was killed.
     """
     for begun in directory.glob(f"{BEGUN}*"):
         with contextlib.suppress(OSError):

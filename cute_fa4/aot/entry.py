@@ -6,7 +6,7 @@
     mask = "Window(left=True, right=False)"            --mask "Window(left=True, right=False)" \\
     aux = [["f32", 4]]                                 --aux f32:4
 
-entry_fields.py lists what a file and a command line may say, so neither can lack what the other has.
+entry_fields.py lists the fields for files and command lines, so both have the same ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cute_fa4.sm100.few_rows.schedule import SwappedTile
 assert set(SCHEDULE_CHOICES) <= set(CONFIG)  # another schedule's choices have to be written here
 
 _FUNCTIONS = {**PACKAGED, "composed": score_mods.composed}
-# Names of FA4Config and AppendConfig that an entry calls otherwise.
+# Fields of FA4Config and AppendConfig with another name in an entry.
 _RENAMED = {"qk_depth": "head_dim", "ov_depth": "head_dim_v", "depth": "head_dim", "depth_v": "head_dim_v"}  # fmt: skip
 
 
@@ -86,10 +86,10 @@ def _or_alone(config: FA4Config, asked: dict) -> FA4Config:
 
 
 def _families_of(values: dict, asked: dict) -> list[str | None]:
-    """The families that calls of such a problem choose, of those whose schedules have what is said of schedules.
+    """The families that calls of such a problem choose, of those whose schedules have the given schedule fields.
 
-    Tiles of few rows only where their rows are said. None: as choose_config chooses. asked: values, and what the
-    environment says
+    Small tiles are included only if their rows are given. None: as choose_config chooses. asked: values, and the
+    settings of the environment
     """
     if values.get("latent"):
         return [None]
@@ -176,7 +176,7 @@ _SAID = {"number": "a whole number", "real": "a number", "switch": "true or fals
 
 
 def _value(name: str, kind: str, value):
-    """What Python takes for a value of TOML. ValueError for another type."""
+    """The Python value for a value of TOML. ValueError for another type."""
     if kind in _LISTS:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{name}: {value!r}; accepted: a list, each {_SAID[_LISTS[kind]]}")
@@ -236,9 +236,9 @@ def _called(name: str, value):
 
 
 def entry_of(config) -> tuple[str, dict]:
-    """-> (kind, what an entry has to say for exactly this configuration).
+    """-> (kind, the fields of an entry for exactly this configuration).
 
-    ConfigDataError for functions of the user's own, which an entry cannot spell.
+    ConfigDataError for the user's own functions, which an entry cannot spell.
     """
     to_data(config)
     for mod in (getattr(config, "score_mod", None), getattr(config, "mask_mod", None)):

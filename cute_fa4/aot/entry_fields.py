@@ -10,7 +10,7 @@ from cute_fa4.sm100.choose.choose_config import FAMILIES
 
 @dataclass(frozen=True)
 class Field:
-    """One thing that an entry may say.
+    """One field of an entry.
 
     kind     "number", "real", "switch", "text", "texts", "numbers", "switches", or how a list or a call is written:
              "aux", "windows", "mask", "function", "warps"
@@ -21,7 +21,7 @@ class Field:
     help: str
 
 
-# What several kinds of entries have.
+# Fields that several kinds of entries have.
 _HEAD_DIM = Field("number", "of q and k; required")
 _ARCH = Field("text", "sm_100a or sm_103a; default: sm_100a")
 
@@ -101,7 +101,7 @@ CONFIG = {
         "text",
         f"of the kernel, {' or '.join(FAMILIES)}; default: mha2q and mha1q, or as rows and head dims say",
     ),
-    # of the schedule
+    # fields of the schedule
     "rows": Field(
         "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
     ),

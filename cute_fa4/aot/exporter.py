@@ -28,7 +28,7 @@ def export(
 ) -> Path:
     """Compile every configuration into out_dir and describe it in out_dir/manifest.json. Returns out_dir.
 
-    configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); doubles count once
+    configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); duplicates count once
     out_dir      created; existing kernels stay; one of the same name is replaced
     arch         "sm_100a" or "sm_103a" instead of each configuration's own
     host_target  processors that the host code runs on: "x86-64", "x86-64-v2", "x86-64-v3", or "native"

@@ -9,7 +9,7 @@
     kv_lora_rank, qk_rope_head_dim, ...            MLA: decode from the latent cache, and prefill with k_rope
     index_topk                                     keys by index, over rows of 656 bytes
 
-Nothing of transformers is imported. Names are those of the published configurations.
+transformers is not imported. Names are those of the published configurations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIDTHS = ("hidden_size", "n_embd")
 def models_of(
     path, *, page_size: int = 16, kv_dtype: str | None = None, tensor_parallel: int = 1
 ) -> list[dict]:
-    """Entries, as aot/entry.py reads them; ExportError for a model that is not understood.
+    """Entries, as aot/entry.py reads them; ExportError for an unsupported model.
 
     path             config.json, or the directory that has it
     page_size        keys of a page of the cache

@@ -1,4 +1,4 @@
-"""Host objects of the CuTe DSL -> shared libraries that need nothing of the compiler.
+"""Host objects of the CuTe DSL -> shared libraries that do not need the compiler.
 
 NAME.o + cuda_runtime.c                  -> NAME.so      TVM-FFI entry; needs libtvm_ffi.so
 NAME.o + cuda_runtime.c + plain_c.c      -> NAME_c.so    C entry; needs no library
@@ -68,6 +68,6 @@ def build_object(name: str, source: str, flags: tuple = ()) -> Path:
 
 
 def capability_flags(arch: str) -> tuple:
-    """What cuda_runtime.c must know of the architecture that a kernel is for."""
+    """Definitions for cuda_runtime.c about the target architecture of a kernel."""
     major, minor = COMPUTE_CAPABILITY[arch]
     return (f"-DCUTE_FA4_MAJOR={major}", f"-DCUTE_FA4_MINOR={minor}", f'-DCUTE_FA4_ARCH="{arch}"')

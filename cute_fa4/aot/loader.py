@@ -1,4 +1,4 @@
-"""load(): exported kernels become those that the attention functions find, without compiler, GPU or import of cutlass.
+"""load(): registers exported kernels for the attention functions, without compiler, GPU or import of cutlass.
 
     load(dir)      manifest, versions, and the hash of every file: refused with the reason, or registered
     load()         the same with the directories of installed wheels
@@ -117,7 +117,7 @@ _private = forks.ScratchDirectory("cute_fa4-kernels-")
 
 
 def open_private(data: bytes, name: str) -> ctypes.CDLL:
-    """Open a library from bytes: what was verified is what runs, whatever happens to the file it came from."""
+    """Open a library from bytes: the verified bytes are those that run, whatever happens to the file."""
     handle, path = tempfile.mkstemp(dir=_private.path(), prefix=name + "-", suffix=".so")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -163,7 +163,7 @@ def _for_emulator(directory: Path, kernel: dict, config):
 
 
 class LoadedKernel:
-    """A function with the attributes that a compiled one has."""
+    """A function with the attributes of a compiled one."""
 
     def __init__(self, function, name: str, ptx: str):
         self.function, self.__name__, self.__ptx__ = function, name, ptx

@@ -1,10 +1,10 @@
-"""manifest.json of a directory of exported kernels: what is in it, made by which versions, and every file's hash.
+"""manifest.json of a directory of exported kernels: its contents, the versions that made it, and every file's hash.
 
     {"format": 2, "arch": "sm_100a", "host_target": "x86-64-v2",
      "versions": {"cute_fa4": ..., "source": ..., "apache-tvm-ffi": ..., "nvidia-cutlass-dsl": ..., "toolkit": ...},
      "kernels": [{"name", "symbol", "config", "parameters", "ptxas", "files": {role: {"path", "bytes", "sha256"}}}]}
 
-toolkit is the flavour of the compiler, "cu13" (compiler/toolkit.py), ptxas what a kernel's cubin says of itself.
+toolkit is the flavour of the compiler, "cu13" (compiler/toolkit.py), ptxas the version named in the cubin of a kernel.
 
 A hash detects damage and mixed-up files. It is not a signature: anyone who can write the directory can write the
 manifest, so keep it where only the deployer writes.
@@ -49,7 +49,7 @@ def version_of(distribution: str) -> str | None:
 
 @cache
 def versions() -> dict:
-    """Versions: this package, its kernel sources, what compiles a kernel's host function and what calls it."""
+    """Versions: this package, its kernel sources, the compiler of host functions and the library that calls them."""
     found = {name: version_of(name) for name in ("apache-tvm-ffi", "nvidia-cutlass-dsl")}
     return {
         "cute_fa4": cute_fa4.__version__,
@@ -65,7 +65,7 @@ def file_record(path: Path) -> dict:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The file is the old one or the new one, never a part."""
+    """Write atomically: the file is the old one or the new one, never a part."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -165,7 +165,7 @@ def check_versions(path: Path, found: dict) -> None:
 
 
 def series(version) -> str:
-    """Versions that call a kernel alike.
+    """The series of a version; all versions of a series call kernels in the same way.
 
     >>> series("0.1.15.post2")
     '0.1'
@@ -174,7 +174,7 @@ def series(version) -> str:
 
 
 def read_verified(directory: Path, kernel: dict, role: str) -> bytes:
-    """The bytes of one file, whose hash is the manifest's. They are what is used afterwards, not the path."""
+    """The bytes of one file, whose hash is the manifest's. Callers then use these bytes, not the path."""
     record = kernel["files"].get(role)
     if record is None:
         raise LoadError(f"{directory}: kernel {kernel['name']} has no {role} file; export again")

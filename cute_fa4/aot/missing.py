@@ -1,4 +1,4 @@
-"""A call needs a kernel that is neither loaded nor cached: what is said and done (CUTE_FA4_JIT, compiler/policy.py).
+"""A call needs a kernel that is neither loaded nor cached: message and action (CUTE_FA4_JIT, compiler/policy.py).
 
 kernel mha2q_bf16_d128_g4_causal_lse_sm_100a_1a2b3c4d
   is neither loaded nor cached for executor 'cuda', CUTE_FA4_JIT=error

@@ -1,4 +1,4 @@
-"""The dtypes of a model and what its 8-bit tensors have as scales, for configs_for_model()."""
+"""The dtypes of a model and the scales of its 8-bit tensors, for configs_for_model()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cute_fa4.scales import ROW, Scales
 
 @dataclass(frozen=True)
 class Dtypes:
-    """As configs_for_model takes them."""
+    """Dtypes and scales, as configs_for_model takes them."""
 
     dtype: str
     kv_dtype: str | None
@@ -19,7 +19,7 @@ class Dtypes:
 
     @property
     def stored(self) -> str:
-        """Of k and v."""
+        """The dtype of k and v."""
         return self.kv_dtype or self.dtype
 
     @property
@@ -65,7 +65,7 @@ class Dtypes:
         return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": descales}
 
     def of_new_rows(self) -> list[dict]:
-        """Of rows that are appended to a cache: as they are, and of 16 bits, quantised on the way."""
+        """Dtypes of rows that are appended to a cache: its own, and 16 bits, quantised by the append."""
         if not self.is_quantized or self.descales.of_blocks:
             return [{}]
         new_dtype = self.dtype if self.kv_dtype else row_of(self.dtype).out

@@ -13,8 +13,8 @@ def kernels_of_model(
 ) -> list[tuple[dict, Kernel]]:
     """-> (a problem, a kernel that calls ask for, which_kernel.Kernel). dtypes: model_dtypes.Dtypes.
 
-    problem: of a configuration, which has no lengths. Of queries of 16 bits over a cache of 8 there are two: those that
-    are taken as they are, and others that have been quantised; q_quantize: of the calls (calls/queries.py).
+    problem: fields of a configuration, which has no lengths. 16-bit queries over an 8-bit cache have two problems: one
+    takes q unchanged, the other takes quantised q; q_quantize: of the calls (calls/queries.py).
     """
     from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
     from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles

@@ -1,4 +1,4 @@
-"""What calls of a model launch besides: backward passes, appended rows, latent attention, parts on several GPUs."""
+"""Further launches of a model: backward passes, appended rows, latent attention, parts on several GPUs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str
 def latent(
     shared: dict, heads_kv: int, masks: list, page_sizes: tuple, of_rows: bool = False
 ) -> list:
-    """What flash_mla_with_kvcache asks for: the log-sum-exp always."""
+    """The kernels of flash_mla_with_kvcache, which always return the log-sum-exp."""
     from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, config_for
     from cute_fa4.sm100.choose.launches import every_launch
     from cute_fa4.sm100.latent.dequantized.schedule import STORED
@@ -78,9 +78,9 @@ def latent(
 
 
 def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
-    """What context_parallel_attention and decode_attention launch; sinks are counted where parts are merged.
+    """The kernels of context_parallel_attention and decode_attention; sinks are counted where parts are merged.
 
-    Windows and several queries of a cache are a function of the keys' places, which is compiled where it is called.
+    Windows, and several queries over a cache, use a function of key positions, which is compiled at the call.
     """
     from cute_fa4.sm100.blueprint import bands
     from cute_fa4.sm100.choose.choose_config import config_for

@@ -14,7 +14,7 @@ def masks_of(causal: bool, windows: tuple, chunk: int | None) -> list:
 
 
 def layouts_of(calls: tuple, page_sizes: tuple, ropes: list) -> list[dict]:
-    """What configurations of CALLS say of layouts. ropes: of ropes_of; packed calls alone have their keys in pages."""
+    """Configuration fields for the layouts of CALLS. ropes: of ropes_of; only packed calls have them in pages."""
     return [
         layout | rope
         for call in calls

@@ -8,11 +8,11 @@
     latent   flash_mla_with_kvcache, on request       one to eight queries, with or without stream-K, and the merge
                                                       (pages of 1 without a causal mask: keys by index)
     latent_rows   the same over caches of 656 bytes a row
-    ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
+    ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and the merge kernels
 
-Which kernels these are, the rule says that calls ask, too: for every length of queries
-(sm100/choose/which_kernel.py). Else lengths, batch and head counts are no part of a configuration; only how many
-query heads a key/value head has.
+The kernels come from the rule that calls use, applied to every length of queries
+(sm100/choose/which_kernel.py). Lengths, batch and head counts are otherwise not part of a configuration; only the
+number of query heads per key/value head is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def configs_for_model(
     training: bool = False,
     arch: str = "sm_100a",
 ) -> list:
-    """FA4Configs, AppendConfigs, CombineConfigs and BackwardConfigs, without doubles.
+    """FA4Configs, AppendConfigs, CombineConfigs and BackwardConfigs, without duplicates.
 
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
@@ -82,7 +82,7 @@ def configs_for_model(
     scale_dtype "f32": k_rope of 8 bits has k_rope_descale; None: it has not
     splits      whether calls may split their keys: num_splits other than 1, or tokens_per_split. The list always has
                 these kernels for calls over latent caches, which split unless num_splits=1
-    training    q, k and v of dense and packed calls want gradients: kernels that write the log-sum-exp, and those of
+    training    q, k and v of dense and packed calls require gradients: kernels that write the log-sum-exp, and those of
                 the backward pass, with a gradient of the log-sum-exp where return_lse has True
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.

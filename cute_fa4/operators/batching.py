@@ -1,8 +1,8 @@
-"""torch.vmap over an operator: one more batch dimension, or one call for each example where that is not the same.
+"""torch.vmap over an operator: one more batch dimension, or one call per example where folding would differ.
 
 folded      dense attention without functions of the batch: (examples, batch, ...) -> (examples * batch, ...)
 a loop      packed and paged batches, whose offsets and pages are one example's; sinks, aux tensors and functions of
-            the user, who are told a sequence of one example. The examples write to caches of their own
+            the user, who are told a sequence of one example. Each example writes to its own caches
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _THIS_VMAP = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 # Tensors of dense calls whose first dimension is the batch.
 _FOLDED = ("q", "k", "v", "out", "key_limit", "k_rope", "q_rope")
 
-# Functions that see scores, positions and heads alone; what aux tensors hold goes by the sequence.
+# Functions that see only scores, positions and heads; contents of aux tensors depend on the sequence.
 SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
 
 
@@ -40,7 +40,7 @@ def rule(operator: Callable, call: dict, written: list[str]):
     level, examples = interpreter.level(), interpreter.batch_size()
     with torch._C._ExcludeDispatchKeyGuard(
         _THIS_VMAP
-    ):  # inside, torch sees what is around this vmap
+    ):  # inside, torch sees the level outside this vmap
         plain, batched = _unwrapped(call, level)
         for name in written:
             if name not in batched and name != "workspace" and plain[name] is not None:

@@ -28,7 +28,7 @@ from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 
 def results(check: Callable, arguments: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of a call, of which `check` raises what it refuses."""
+    """(out, lse) of a call; `check` raises its refusals."""
     plain = _in_numbers({"workspace": None, **arguments})
     if plain is not None:
         memory = plain.pop("workspace")
@@ -57,7 +57,7 @@ def _depth_of_values(arguments: dict) -> int:
     return arguments.get("v_cache", arguments["v"]).shape[-1]
 
 
-# --- what each function refuses
+# --- refusals of each function
 
 
 def check_dense(call: dict) -> None:
@@ -90,7 +90,7 @@ def check_latent(call: dict) -> None:
         _check(latent.latent_tensors(call), call, latent=True)
 
 
-# Options that the checks of tensors take, and those that resolve takes.
+# Options for the checks of tensors, and options for resolve.
 _OF_TENSORS = ("max_seqlen_k", "seqused_k_excludes_new", "kv_layout")
 _OPTIONS = (
     "softmax_scale", "pack_gqa", "aux_tensors", "num_splits", "tokens_per_split", "learnable_sink",
@@ -200,7 +200,7 @@ def _plain(value):
         return int(value.node.hint)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
-    # Different storages are apart; within one, places are known.
+    # Different storages are disjoint; within one, offsets are known.
     first_byte = value.untyped_storage()._cdata << 48
     first_byte += _plain(value.storage_offset()) * value.element_size()
     return _StandIn(value, _plain(tuple(value.shape)), _plain(value.stride()), first_byte)

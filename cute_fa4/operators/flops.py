@@ -6,7 +6,7 @@ The convention is that of torch's own attention: two operations for each multipl
 none for the softmax, and masks, windows, key_limit and score functions leave out nothing. So a model has the same count
 whichever attention it calls. m and n are the lengths that cu_seqlens, seqused, cache_seqlens and appended rows say;
 reading them waits for the device, as it does in torch's formulas. Tensors without data have no lengths to read: every
-sequence then counts as one of max_seqlen, or of all rows or pages that there are.
+sequence then counts as one of max_seqlen, or of all rows or pages.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _keys(k, batch: int, call: dict) -> list[int]:
 
 
 def _lengths(offsets, longest, rows: int) -> list[int] | None:
-    """What (batch + 1,) offsets say; without data every sequence is the longest, or has all rows."""
+    """Lengths from (batch + 1,) offsets; without data every sequence is the longest, or has all rows."""
     if offsets is None:
         return None
     if _has_data(offsets):

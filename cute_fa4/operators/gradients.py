@@ -1,10 +1,10 @@
-"""torch.ops.cute_fa4.flash_attn_backward, and how the attention operators use it: what has a derivative, and what none.
+"""torch.ops.cute_fa4.flash_attn_backward, and how the attention operators use it: which results have a derivative.
 
     flash_attn, flash_attn_varlen    q, k, v or learnable_sink wants a gradient: out and lse have a node whose
                                      backward is the operator
-    flash_attn_backward              has no derivative of its own: create_graph=True is refused
+    flash_attn_backward              has no derivative: create_graph=True is refused
 
-Everything that has no derivative is refused by name.
+Arguments without a derivative are refused by name.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _fake(dout, q, k, v, out, lse, *, learnable_sink=None, **options):
 
 
 def _below_autograd(keyset, dout, q, k, v, out, lse, **options):
-    """No derivative of the derivative is built."""
+    """The derivative of the derivative is not supported."""
     tensors = dict(dout=dout, q=q, k=k, v=v)
     tensors |= {name: options.get(name) for name in ("dlse", "learnable_sink")}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""The operators, and what they do on real tensors: what the public functions do without a tracer."""
+"""The operators, and their implementation on real tensors: that of the public functions without a tracer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATORS: dict[str, torch._ops.OpOverload] = {}
 
 
 def _define(library, name: str, arguments: str, function: Callable, check: Callable) -> None:
-    """Operators `name` and `name`_out. function: on real tensors; check: what it refuses, by metadata.
+    """Operators `name` and `name`_out. function: on real tensors; check: raises its refusals, by metadata.
 
     A workspace is written to, as out is: a call that has one is a call of `name`_out.
     """
@@ -64,7 +64,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
         return returned(fakes.results(check, named(args, kwargs)))
 
     def below_autograd(keyset, *args, **kwargs):
-        """A node of the backward pass; where none is built, what asks for a derivative would get zeros."""
+        """A node of the backward pass; where none is supported, a derivative would silently be zeros."""
         sharding.register_rules()
         call = named(args, kwargs)
         tensors = {**call, **named_aux(call["aux_tensors"])}
@@ -98,7 +98,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
 
 
 def _run(function, q, *, workspace=None, **rest):
-    """(out, lse) of a call whose functions and mask are spelled."""
+    """(out, lse) of a call whose functions and mask are spelled as strings."""
     if type(q) is not torch.Tensor:  # a parameter, whose class says nothing about the call
         q = q.as_subclass(torch.Tensor)
     with given_workspace(workspace, {"q": q, **rest}):
@@ -107,7 +107,7 @@ def _run(function, q, *, workspace=None, **rest):
 
 
 def _attention(call: dict):
-    """Keys that are there already; out, or (out, lse)."""
+    """Attention over existing keys; out, or (out, lse)."""
     return attend(prepare_attention, tensors_of(call), _asked(call))
 
 
@@ -133,7 +133,7 @@ def _asked(call: dict) -> tuple:
 
 
 def _define_all() -> torch.library.Library:
-    """The operators exist as long as what is returned does."""
+    """Define all operators; they exist as long as the returned library does."""
     library = torch.library.Library("cute_fa4", "DEF")
     try:
         dense, varlen, latent = map(schemas.arguments_of, ("dense", "varlen", "latent"))
@@ -148,7 +148,7 @@ def _define_all() -> torch.library.Library:
         _define(library, "flash_mla", latent, _latent_attention, fakes.check_latent)
         return library
     except BaseException:
-        # Ctrl-C: torch has some of the names, which the next import could not define again.
+        # Ctrl-C: torch holds some of the names, which the next import could not define again.
         library._destroy()
         raise
 

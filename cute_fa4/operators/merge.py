@@ -31,7 +31,7 @@ def _fake(outs, lses, *, dtype=None):
 
 
 def _below_autograd(keyset, outs, lses, **options):
-    """No derivative is built: what asks for one would get zeros."""
+    """Refuse derivatives, which are not supported and would silently be zeros."""
     sharding.register_rules()
     tensors = {"outs": outs, "lses": lses}
     check_no_gradient(tensors)
@@ -41,7 +41,7 @@ def _below_autograd(keyset, outs, lses, **options):
 
 
 def _batched(info, in_dims, outs, lses, *, dtype=None):
-    """torch.vmap: examples are more rows of one merge."""
+    """torch.vmap: examples become further rows of one merge."""
     batch = info.batch_size
 
     def rows(tensor, dim):

@@ -1,7 +1,7 @@
 """Refusals while torch.compile traces: the package's message comes first in any report.
 
-Dynamo wraps an exception of traced code in paragraphs of its own, and shows what was raised at their end. Its own
-Unsupported goes through as it is: with fullgraph=True that is the error, otherwise the graph ends before the call,
+Dynamo wraps an exception of traced code in its own paragraphs, and shows the original at their end. Its own
+Unsupported passes through unchanged: with fullgraph=True that is the error, otherwise the graph ends before the call,
 which is then made without a tracer and raises TypeError, ValueError or NotImplementedError itself.
 """
 
@@ -14,7 +14,7 @@ REFUSALS = (TypeError, ValueError, NotImplementedError)
 
 
 def in_graph(check: Callable, **arguments) -> None:
-    """check(**arguments) for tensors without data; what it refuses is told to Dynamo, if it is Dynamo that asks."""
+    """check(**arguments) for tensors without data; a refusal is reported to Dynamo if Dynamo is tracing."""
     try:
         check(**arguments)
     except REFUSALS as error:

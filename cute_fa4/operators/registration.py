@@ -1,4 +1,4 @@
-"""Definition of an operator that stands alone: schema, implementations on CPU and CUDA, and its rules for torch."""
+"""Definition of a standalone operator: schema, implementations on CPU and CUDA, and its rules for torch."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def varlen(function, given: dict):
 
 
 def kvcache(function, given: dict):
-    """The same for flash_attn_with_kvcache; a cache that is only read is varlen's."""
+    """The same for flash_attn_with_kvcache; a cache that is only read goes to the varlen operator."""
     outside = _outside(given)
     if outside is not None:
         return outside(function, given)
@@ -101,7 +101,7 @@ def latent(given: dict):
 
 
 def _call(functional, mutating, call: dict, given: dict):
-    """given: arguments of the public function, of which out and workspace are written to."""
+    """given: arguments of the public function; out and workspace are written to."""
     _register_rules()
     out, workspace = given["out"], given["workspace"]
     if out is workspace is None:
@@ -145,12 +145,12 @@ def outside_of_graphs(function, *arguments):
 
 @assume_constant_result
 def constant(question):
-    """question(), which is asked once, while the graph is made."""
+    """question(), evaluated once, while the graph is made."""
     return question()
 
 
 def _outside(given: dict):
-    """What calls the public function where no operator can; None where one can."""
+    """The function that calls the public one where no operator can; None where one can."""
     if not is_dynamo_compiling():
         return None
     for name in ("score_mod", "mask_mod"):
@@ -159,11 +159,11 @@ def _outside(given: dict):
     return None
 
 
-# --- what an operator is given
+# --- arguments of an operator
 
 
 def _named(given: dict, names) -> dict:
-    """Those that the function has."""
+    """The arguments that the function has."""
     return {name: given[name] for name in names if name in given}
 
 
@@ -202,7 +202,7 @@ def _options(given: dict, differentiable: bool = False) -> dict:
     )
 
 
-# A compiler calls these while it traces. It watches keys by their value, and functions by identity.
+# A compiler calls these while it traces. It guards keys by value, and functions by identity.
 _is_known = assume_constant_result(is_known)
 _remember = assume_constant_result(remember)
 refuse = assume_constant_result(tell_dynamo)
@@ -211,7 +211,7 @@ assume_constant_result(queries.widens)  # the rule of kernels, which holds a loc
 
 
 def _length(name: str, value):
-    """A number as it is, also a symbol; otherwise what check_length makes of it, or raises."""
+    """A number or symbol unchanged; otherwise the result of check_length, which may raise."""
     plain = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
     return value if plain else ragged.check_length(name, value)
 

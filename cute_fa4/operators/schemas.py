@@ -21,19 +21,19 @@ _NO_TENSORS = {
     "tokens_per_split": "int? tokens_per_split=None",
     "return_lse": "bool return_lse=False",
 }
-CACHES = ("k_cache", "v_cache")  # are written by an append
+CACHES = ("k_cache", "v_cache")  # written by an append
 # Scales of new rows that are quantised on append; they are written with the rows.
 WRITTEN_SCALES = ("k_descale", "v_descale")
 WORKSPACE = "Tensor(workspace!)? workspace=None"
 
 
 def names_of(way: str) -> tuple[str, ...]:
-    """Names of the arguments that only this way has, of ARGUMENTS."""
+    """Names of the arguments in one entry of ARGUMENTS."""
     return tuple(ARGUMENTS[way].replace("* ", "").split())
 
 
 def arguments_of(way: str, written: tuple[str, ...] = ()) -> str:
-    """The arguments of an operator as its schema has them. written: those that it writes to."""
+    """The arguments of an operator, as in its schema. written: the arguments that it writes to."""
     required, optional = ARGUMENTS[way].split(" * ")
     optional += " " + ARGUMENTS["all"]
     return ", ".join(
@@ -49,7 +49,7 @@ def arguments_of(way: str, written: tuple[str, ...] = ()) -> str:
 
 
 def _tensor(name: str, written: tuple[str, ...]) -> str:
-    """The type, with a name of what is written where that is a tensor of the caller."""
+    """The type, with an alias name if it is a tensor of the caller that is written."""
     if name not in written:
         return "Tensor"
     return f"Tensor({name[0]}{'s' * name.endswith('_descale')}!)"

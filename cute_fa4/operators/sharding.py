@@ -1,12 +1,12 @@
 """The operators on DTensors: which shards a rank may attend to alone, and what is replicated first.
 
-A rank computes its own sequences, or its own heads, where nothing else of the call belongs to others:
+A rank computes its own sequences, or its own heads, if no other tensor of the call belongs to other ranks:
 
     batch   q of (batch, seqlen, heads, head_dim), without offsets; keys of pages are whole on every rank
     heads   heads of q and of keys divide evenly; one key head (latent caches) is whole on every rank
 
-Each dimension of the mesh does what the placement of q says, or of a cache that is written. All else, such as shards
-along the sequence, is replicated before the call: right, and no faster than one rank. A tensor that is written is never
+Each dimension of the mesh follows the placement of q, or of a cache that is written. All else, such as shards
+along the sequence, is replicated before the call: right, but no faster than one rank. A written tensor is never
 moved. Sequences over ranks without the copies: cute_fa4.distributed.
 
 torch looks up a rule by operator and class, and the class lives in a module that takes a second to import:
@@ -27,10 +27,10 @@ from cute_fa4.operators.batching import SAME_FOR_ALL_SEQUENCES
 from cute_fa4.sm100.blueprint.score_mods import THEN
 
 _MODULE = "torch.distributed.tensor"
-# Functions that see scores alone; alibi's slopes go by the head.
+# Functions that see only scores; alibi's slopes depend on the head.
 _SAME_FOR_ALL_HEADS = ("soft_cap(",)
 _SCALES = (*NAMES[SCALES], "k_rope_descale")
-_OF_A_RANK = "workspace"  # each rank may give memory of its own, a plain tensor
+_OF_A_RANK = "workspace"  # each rank may pass its own memory, a plain tensor
 _OF_SEQUENCES = {
     name
     for row in OPERANDS.values()
@@ -62,7 +62,7 @@ def register_rules() -> None:
         return
     for rule in tuple(_waiting):
         _register(*rule, DTensor)
-        with contextlib.suppress(ValueError):  # another thread was first
+        with contextlib.suppress(ValueError):  # another thread registered first
             _waiting.remove(rule)
 
 
@@ -70,7 +70,7 @@ def _register(operator, dims, cls) -> None:
     try:
         torch.library.register_torch_dispatch(operator.name(), cls, _rule(operator, dims))
     except RuntimeError as error:
-        # From a call that was interrupted here, or from another thread.
+        # Registered by a call that was interrupted here, or by another thread.
         if "already has" not in str(error):
             raise
 
@@ -107,7 +107,7 @@ def _tensors(call: dict) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _mesh_of(call: dict):
-    """The mesh that all tensors lie on."""
+    """The mesh of all tensors."""
     from torch.distributed.tensor import DTensor
 
     mesh = None
@@ -126,7 +126,7 @@ def _mesh_of(call: dict):
 
 
 def _roles(call: dict, cuts: dict, written: list, mesh) -> list[str | None]:
-    """For each dimension of the mesh "batch", "heads" or None, replicated: as q has it, or what is written."""
+    """For each dimension of the mesh "batch", "heads" or None, replicated: as for q, or for the written tensor."""
     fixed = [n for n in written if call.get(n) is not None and n != _OF_A_RANK]
     ahead = [_leading(cuts), *fixed]
     parts = {"batch": 1, "heads": 1}
@@ -178,7 +178,7 @@ def _placements(cut: dict, roles: list) -> list:
 
 
 def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: bool):
-    """What this rank has of an argument, once it lies as the call needs it."""
+    """The local part of an argument, redistributed as the call needs it."""
     if isinstance(value, (list, tuple)):
         return [_local(name, each, cuts, roles, mesh, is_written) for each in value]
     if not hasattr(value, "placements"):  # no DTensor
@@ -195,7 +195,7 @@ def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: boo
 
 
 def _global(result: torch.Tensor, name: str, call: dict, cuts: dict, roles: list, mesh):
-    """A rank's result as a part of that of all."""
+    """The result of a rank as a DTensor, a part of the whole result."""
     from torch.distributed.tensor import DTensor
 
     cut = cuts.get(name, {})
@@ -215,7 +215,7 @@ def _global(result: torch.Tensor, name: str, call: dict, cuts: dict, roles: list
 
 
 def cuts_of_attention(call: dict) -> dict:
-    """Of the operators in library.py."""
+    """Cuts for the operators in library.py."""
     q = call["q"]
     of_rows = {"heads": 1} if q.dim() == 3 else {"batch": 0, "heads": 2}
     cuts = dict.fromkeys(("q", "out", "q_rope", "-> out"), of_rows)
@@ -237,12 +237,12 @@ def cuts_of_attention(call: dict) -> dict:
 
 
 def _cut_of_keys(keys, call: dict) -> dict:
-    """Of keys or values as the call lays them out; new rows of a cache are dense or packed."""
+    """Cuts for keys or values in the layout of the call; new rows of a cache are dense or packed."""
     if keys.dim() == 3:
         cut = {"heads": 1}
     elif call.get("page_table") is not None:
         cut = {"heads": 1 if call.get("kv_layout") == "HND" else 2}
-    elif call.get("cache_batch_idx") is not None:  # says which rows of the cache are a sequence's
+    elif call.get("cache_batch_idx") is not None:  # it maps sequences to rows of the cache
         cut = {"heads": 2}
     else:
         cut = {"batch": 0, "heads": 2}
@@ -264,7 +264,7 @@ def cuts_of_merge(call: dict) -> dict:
 
 
 def _forbidden(call: dict) -> set[str]:
-    """Cuts by which a rank would need what belongs to others."""
+    """Cuts with which a rank would need data of other ranks."""
     scales = [call[name] for name in _SCALES if call.get(name) is not None]
     if call.get("aux_tensors") or any(scale.numel() != 1 for scale in scales):
         return {"batch", "heads"}

@@ -4,7 +4,7 @@
     score_mods.alibi(8)                              "alibi(8)"
     a function of the user, as ScoreMod.of traced it  its key; found again in this process only
 
-A tracer follows the way to the string, so that another mask or function is another trace.
+A tracer follows the conversion to the string, so another mask or function gives another trace.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ L and one delta; where keys are owned, every column has its own, in shared memor
     queries are owned    S -> s_read                  the same
 
 The softmax scale is not in dS: dQ and dK are multiplied by it once, when they are stored. The derivative of a
-score_mod is: it multiplies P on the way to dS (weights.py), so that a column takes one register as without it.
+score_mod is in dS: it multiplies P first (weights.py), so that a column takes one register, as without score_mod.
 """
 
 import cutlass
@@ -23,11 +23,11 @@ from .config import GRANULE, ROWS, STATS
 from .operands import OwnerArgs
 from .work import Place, Work, bands_of, moved
 
-BATCH = 32  # columns in registers at a time, beside P
+BATCH = 32  # columns in registers at a time, in addition to P
 
 
 def numbers(cta, slot: Slot, first) -> list:
-    """BATCH float32 of the numbers of a slot, from `first` on; the same for all lanes."""
+    """BATCH float32 of a slot's L or delta, from `first` on; the same for all lanes."""
     layout = cute.make_layout(BATCH)
     out = cute.make_rmem_tensor(BATCH, Float32)
     at = (cta.stats.iterator + (slot.index * STATS + first)).align(16)
@@ -39,7 +39,7 @@ def numbers(cta, slot: Slot, first) -> list:
 def is_cut(
     cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, work: Work, place: Place
 ) -> cutlass.Boolean:
-    """Whether there may be a row of the tile that does not see all of its columns: no band has them for every row."""
+    """Whether some row of the tile may not see all of its columns: no band covers them for every row."""
     sequence, start = work.sequence, place.tile * ROWS
     of_first = bands_of(cfg, owner, args.sizes, sequence, work.row)
     of_last = bands_of(cfg, owner, args.sizes, sequence, work.row + (ROWS - 1))
@@ -85,7 +85,7 @@ def tile(
 
 
 def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
-    """What dS has in the place of P, of the thread's row and columns; where keys are owned P is stored over S."""
+    """The weights that dS uses for the thread's row and columns; where keys are owned, P is stored over S."""
     slot, _, place = at
     kept, words, s = [], [], thread.lanes + owner.s_column
     first, bands = place.tile * ROWS + thread.column, []

@@ -6,8 +6,8 @@
     two products of own and other            S = Q K^T,  dP = dO V^T        S = K Q^T,  dP = V dO^T
     sums in tensor memory                    dQ += dS K                     dV += P dO,  dK += dS Q
 
-Both have the same roles and the same order, so one set of files serves both; P, dS are operand A of the second products
-in tensor memory, and no tile is ever transposed or staged.
+Both have the same roles and the same order, so one set of files serves both. P and dS in tensor memory are operand A
+of the second products; no tile is ever transposed or staged.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from . import barriers
 from .barriers import SLOTS
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
-STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in powers of two, then deltas
+STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
 MOST_DEPTH = 128
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 P_COLUMNS = (
@@ -41,7 +41,7 @@ P_COLUMNS = (
 
 @dataclass(frozen=True)
 class BackwardSmem(SmemMap):
-    """own: two tiles, written over by results at the end; ring: slots of two tiles; stats: those of the slots."""
+    """own: two tiles, overwritten by results at the end; ring: slots of two tiles; stats: those of the slots."""
 
     own: Region
     ring: Region
@@ -147,7 +147,7 @@ class BackwardConfig:
     arch: str = "sm_100a"
 
     def refusals(self) -> list[str]:
-        """Why there is no such kernel: each with value and remedy."""
+        """Reasons why no such kernel exists, each with value and remedy."""
         why = []
         if self.dtype not in UNQUANTIZED:
             why.append(f"dtype={self.dtype!r}: use {' or '.join(map(repr, UNQUANTIZED))}")
@@ -178,7 +178,7 @@ class BackwardConfig:
 
     @property
     def elements(self) -> int:
-        """Of one access of 16 bytes."""
+        """Elements of one access of 16 bytes."""
         return elements_in(self.dtype, 16)
 
     @property

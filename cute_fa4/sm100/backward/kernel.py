@@ -208,7 +208,7 @@ class BackwardKernel:
 
     @cute.jit
     def roles(self, owner: cutlass.Constexpr, args: OwnerArgs):
-        """Which warp does what, between set-up and tear-down."""
+        """The work of each warp, between setup and teardown."""
         cfg, smem = self.cfg, owner.smem
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, _, _ = cute.arch.block_idx()

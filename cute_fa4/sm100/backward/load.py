@@ -2,7 +2,7 @@
 
     own 0 | other 0 of the first tile | own 1 | other 1 of the first tile | other 0, other 1 of the next ...
 
-The first product needs own 0 and other 0, the second one the rest. Where keys are owned, the numbers of the queries
+The first product needs own 0 and other 0, the second one the rest. Where keys are owned, L and delta of the queries
 come with other 0, on the same barrier.
 """
 

@@ -42,7 +42,7 @@ class OwnerArgs:
 
 
 def load_operand(cfg, tensor, depth: int) -> TMAOperand:
-    """Tiles of 128 rows, with so many columns; zeros beyond those that exist."""
+    """Tiles of 128 rows, with so many columns; zeros past the existing columns."""
     if cfg.packed:
         view = clipped_load_view(tensor, row_space(tensor))
     else:
@@ -82,7 +82,7 @@ def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, ch
 
 
 def load_stats(stats: cute.Tensor, head, tile, address, mbarrier):
-    """Copy the numbers of a tile of queries. PTX ISA, "cp.async.bulk"."""
+    """Copy L and delta of a tile of queries. PTX ISA, "cp.async.bulk"."""
     line = stats[head, tile, None]
     text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
     text += "@leader_thread cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "

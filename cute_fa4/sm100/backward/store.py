@@ -1,4 +1,4 @@
-"""Results: tensor memory -> registers -> shared memory, where the own tiles were -> global memory by TMA.
+"""Results: tensor memory -> registers -> shared memory, in place of the own tiles -> global memory by TMA.
 
 A chunk of 64 columns belongs to one warpgroup: dK and dV (or dQ) have a chunk each for both, or the two have one each.
 A CTA whose rows saw nothing writes zeros.

@@ -17,7 +17,7 @@ from .work import Place, Work, q_head
 
 
 def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: list) -> list:
-    """Arguments of functions after the score, for each score of an own row; indices stay within the sequence."""
+    """Arguments of functions other than the score, for each score of an own row; indices stay within the sequence."""
     of, head, own = work.sequence, q_head(owner, work, place), work.row + row
     out = []
     for column in columns:

@@ -101,8 +101,8 @@ def sequence_of(cfg, sizes: Sizes, index) -> Sequence:
 def bands_of(cfg, owner, sizes: Sizes, of: Sequence, row) -> list:
     """[(lo, hi)] of the other side, whose union an own row sees; None where only the ends of tiles limit it.
 
-    Queries past the end have no weight (delta.py), unless a function of scores turns their zeros into one. Keys past
-    the end would have a weight: where queries are owned, hi excludes them.
+    Queries past the end have no weight (delta.py), unless a function of scores gives their zeros one. Keys past the
+    end would have a weight: where queries are owned, hi excludes them.
     """
     apart = of.num_keys - of.length_q
     if owner.owns_keys:

@@ -1,8 +1,8 @@
 """Tables of mbarriers: who raises each, who waits for it, how many arrivals that takes.
 
 A table is data. Shared-memory size, initialisation, the pipelines, the documentation and the emulator's messages are
-all derived from it. Each family has its own (two_tiles/barriers.py). A count is never a literal: it is the number of
-threads of the role that arrives, from the family's WarpRoles, or one where the hardware arrives.
+all derived from it. Each family has its own (two_tiles/barriers.py). A count is not written by hand: it is the number
+of threads of the role that arrives, from the family's WarpRoles, or one where the hardware arrives.
 
 A ring has two barriers a slot: `full` lets the reader in, `empty` lets the writer in again; the places of Q and the
 entries of the work queue have such a pair too. An event has one, because something else already keeps the writer from

@@ -3,7 +3,7 @@
     kernel_name   mha2q_bf16_d128_g4_causal_qpacked_page16_usedk_packgqa_sm_100a, before its hash
     text          FA4Config(group=4, mask=Causal(), q_layout='packed', ...), which evaluates
 
-Both compare with the configuration that the same class makes without these choices, so that common values are left
+Both compare with the configuration that the same class makes without these choices, so that defaults are left
 out.
 """
 
@@ -21,7 +21,7 @@ LONGEST = (
 
 
 def kernel_name(config) -> str:
-    """Problem and schedule in words that file systems, C and profilers accept; each config has its own."""
+    """Problem and schedule in words that file systems, C and profilers accept; if two differ, so do their words."""
     words = [config.schedule.family, *_problem(config), *_schedule(config), config.arch]
     return in_one(words)
 

@@ -287,7 +287,7 @@ class Problem:
         return self.clips_queries or self.clips_keys or self.padded_keys
 
     def contradictions(self) -> list[str]:
-        """Why no kernel of any schedule can run this: values that mean nothing, or that exclude each other."""
+        """Why no kernel of any schedule can run this: meaningless values, or values that exclude each other."""
         return [
             *(*self._wrong_types(), *self._wrong_numbers()),
             *(*self._wrong_layouts(), *self._wrong_rope()),

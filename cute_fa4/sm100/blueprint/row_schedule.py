@@ -9,7 +9,7 @@
     mhawide      WideTile    one                     there is one, with every key tile
     mhawidepair  WidePair    one of 256, half in each CTA    the same
 
-Choices, how they are made where they are left open, and why a problem does not run: with value, limit and remedy.
+It holds the choices, the defaults of open choices, and the reasons for a refusal: with value, limit and remedy.
 """
 
 from dataclasses import dataclass, field, replace
@@ -106,7 +106,7 @@ class RowSchedule:
         return Tiles.cut(problem, num_q=self.query_tiles)
 
     def warps_of(self, problem: Problem) -> WarpRoles:
-        """Which warp does what, and with how many registers."""
+        """The role of each warp, and its registers."""
         gathers, scales = self.tiles(problem).gathers_rows, bool(problem.token_scales)
         if problem.kv_layout != "paged" and not scales:
             return self.warps
@@ -114,7 +114,7 @@ class RowSchedule:
         return warps.with_values() if gathers and self.values_apart else warps
 
     def contradictions(self, problem: Problem) -> list[str]:
-        """Numbers that mean nothing."""
+        """Meaningless values."""
         why = []
         if problem.pack_gqa and (problem.group < 1 or ROWS_PER_Q_TILE % problem.group):
             why.append(
@@ -129,7 +129,7 @@ class RowSchedule:
         """Why these families do not run the problem."""
         not_built = self._not_built(problem)
         if not_built and self.tiles(problem).BN < KEYS_PER_TILE:
-            return not_built  # head dims that nothing is built for have no tiles to speak of
+            return not_built  # unsupported head dims have no meaningful tiles
         return self._over_capacity(problem) + not_built
 
     def _over_capacity(self, problem: Problem) -> list[str]:

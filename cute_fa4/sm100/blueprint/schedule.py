@@ -17,7 +17,7 @@
     latent/pair_dequantized   LatentRowsPair: 128 rows over such a cache, two CTAs each dequantize half
 
 A schedule knows its own numbers, cuts a problem into tiles, and lays tiles out in tensor memory and shared memory;
-nothing else spells one of these sizes. It is importable without the compiler.
+no other code repeats one of these sizes. It is importable without the compiler.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Schedule(Protocol):
         """Bytes of shared memory; their sum is the launch size."""
 
     def contradictions(self, problem: Problem) -> list[str]:
-        """Numbers of the schedule that mean nothing; while there are any, no size is defined."""
+        """Meaningless values of the schedule; while there are any, no size is defined."""
 
     def refusals(self, problem: Problem) -> list[str]:
         """Why this family does not run the problem: every reason with value, limit and remedy."""

@@ -36,7 +36,7 @@ from .packaged import InKernel
 
 @dataclass(frozen=True)
 class Aux:
-    """Inputs of a function in addition to the score and its indices."""
+    """Inputs of a function other than the score and its indices."""
 
     tensors: tuple
     dtypes: tuple
@@ -258,7 +258,7 @@ def _learnt(function, kind: str | None) -> ScoreMod:
 
 
 def of_traced(computed: Traced, label: str = "") -> ScoreMod:
-    """The function that computes this; label: what messages call it."""
+    """The function that computes this; label: the name in messages."""
     key = f"{computed.kind}:{computed.key}"
     mod = remembered(key)
     return remember(ScoreMod(computed, key, computed.check, label)) if mod is None else mod
@@ -268,7 +268,7 @@ _PLAIN = type(lambda: None)
 
 
 def _traced_as_either(function) -> Traced:
-    """A function that was not said to be one of them: a score_mod returns a score, a mask_mod a comparison."""
+    """Trace a function whose kind is not given: a score_mod returns a score, a mask_mod a comparison."""
     kinds = [
         kind
         for kind in (SCORE, MASK)
@@ -332,7 +332,7 @@ def additive_bias(heads: bool = True) -> ScoreMod:
     """score + aux[0][batch, head, q_idx, kv_idx], or without the head axis. A materialised mask, natural units.
 
     Keys and queries beyond the tensor's last two axes are hidden. Finite biases below LOWEST, such as torch.finfo.min,
-    hide like -inf, except from a query that sees nothing above them: that one weighs them all alike.
+    hide like -inf, except from a query that sees nothing above them: it gives them equal weights.
     """
     if not isinstance(heads, bool):
         accepted = "True, aux_tensors[0] has an axis of heads, or False"

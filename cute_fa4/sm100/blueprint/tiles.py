@@ -188,7 +188,7 @@ class Tiles:
 
     @property
     def k_box_rows(self) -> int:
-        """Rows of one copy of K: a CTA's, or a common divisor with a page, so that no box crosses a page."""
+        """Rows of one copy of K: a CTA's, or their greatest common divisor with a page: no box crosses one."""
         page = self.problem.page_size
         return gcd(self.k_rows_per_cta, page) if page else self.k_rows_per_cta
 

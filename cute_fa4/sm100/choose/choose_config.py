@@ -57,10 +57,10 @@ def choose_config(
 ) -> FA4Config:
     """The best configuration for a problem; the caller checks its `refusals()`.
 
-    choices: further fields of FA4Config that the call decides (layouts, mask instead of causal, sink, score_mod, ...)
+    choices: further fields of FA4Config that the call sets (layouts, mask instead of causal, sink, score_mod, ...)
     and of its schedule (claims, rows of a tile of few rows, ...)
-    family: of the kernel, a name of FAMILIES, as which_kernel says of a call; None: as it says where lengths must not
-    choose
+    family: of the kernel, a name of FAMILIES, as which_kernel returns for a call; None: its choice where lengths must
+    not matter
     head_dim_v: beyond 256 the kernel has half of the columns, and a call launches it for either half (columns_of_v)
 
     Nothing else here depends on lengths, batch or head count: one compile serves them all.
@@ -129,7 +129,7 @@ def split_configs(
 ) -> tuple[FA4Config, CombineConfig]:
     """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it.
 
-    Pairs of CTAs do not split keys: where there are too few blocks for the chip there is nothing to pair. Parts are
+    Pairs of CTAs do not split keys: with too few blocks for the chip, there is nothing to pair. Parts are
     merged by their log-sum-exp, of weights before they are rounded.
 
     shared: every CTA takes as many keys as any other, not every part of a sequence.

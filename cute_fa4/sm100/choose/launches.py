@@ -51,8 +51,8 @@ class Launches(NamedTuple):
 def may_cluster(config: FA4Config, in_float32: bool = False) -> bool:
     """Whether clusters of CTAs may share the keys of a block.
 
-    They round O, which in_float32 forbids. Packed keys are those of a prefill: a decode has a cache, and the few calls
-    of few queries that have packed keys merge by a second launch (docs/decisions/0030).
+    They round O, which in_float32 forbids. Packed keys come from prefill: decode has a cache, and the rare calls
+    with few queries and packed keys merge in a second launch (docs/decisions/0030).
     """
     clusters = getattr(config.schedule, "clusters", False) and config.kv_layout != "packed"
     return bool(clusters) and not in_float32

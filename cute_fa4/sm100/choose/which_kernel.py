@@ -19,12 +19,12 @@
     lengths for which pairs of CTAs pay ****          mhapair
     anything else                                     mha2q
 
-    *     of more rows q is quantised before the call and has 8 bits as k has, unless it stays as it is (q_quantize);
+    *     with more rows, q is quantized to 8 bits before the call, as k is, unless it keeps 16 bits (q_quantize);
           then mhawiden has any number of rows where keys have scales
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel; and every call under
           CUTE_FA4_BATCH_INVARIANT=on
-    ****  a rule of lengths as metadata tells them (choose/pays.py)
+    ****  a rule of lengths, as known from metadata (choose/pays.py)
     ***** with scales of keys any number, in tiles of 64
 
     which_kernel(Call(...), lengths)    the kernel of one call
@@ -77,13 +77,13 @@ from .rows_of_tiles import (
 )
 
 WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
-# Lengths of queries among which every answer occurs: each with few rows, and tiles and CTAs that are full.
+# Numbers of queries that yield every answer: each number of few rows, and full tiles and CTAs.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
 
 @dataclass(frozen=True)
 class Call:
-    """The inputs of a rule: metadata only, and of the lengths only that of the longest queries.
+    """The inputs of a rule: metadata only, and of the lengths only seqlen_q.
 
     qkv_dtype   of q, and of k and v where kv_dtype is None
     kv_dtype    of k and v, where it is another
@@ -211,7 +211,7 @@ class Call:
 
     @property
     def of_blocks(self) -> bool:
-        """Whether scales are those of blocks."""
+        """Whether the scales are block scales."""
         return self.descales.of_blocks
 
     @property
@@ -233,7 +233,7 @@ class Call:
     def pays_for_wide(self) -> bool:
         """Whether pairs of CTAs run wide heads: where there are rows for both (docs/decisions/0015).
 
-        Neither has more rows than alone, and each loads half.
+        Neither CTA has more rows than alone, and each loads half.
         """
         return self.pairs is not False and self.length_chooses and self.fills_tile
 
@@ -270,7 +270,7 @@ class Kernel(NamedTuple):
 
     @property
     def choices(self) -> dict:
-        """As choose_config takes them."""
+        """The arguments of choose_config."""
         found = self._asdict()
         if self.rows is None:
             del found["rows"]
@@ -351,7 +351,7 @@ def choice_of(**call) -> Choice:
 def choice(call: Call) -> Choice:
     """The result of RULES for a call."""
     if call.kv_dtype is not None and not (call.latent or call.few or call.keeps_q):
-        call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantised before
+        call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantized before
     holding = [rule for rule in RULES if rule.holds(call)]
     kernel = next(rule for rule in holding if not rule.of_lengths)
     chosen = [Kernel(rule.schedule.family, *call.tile) for rule in (kernel, holding[0])]

@@ -1,7 +1,7 @@
 """Fake arguments: types and symbols instead of data, for the compiler.
 
-Sizes are 32-bit symbols, shared where two tensors must agree, so that the compiled function checks the agreement by
-itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is a number.
+Sizes are 32-bit symbols. Sizes that must agree have one symbol, so that the compiled function checks the agreement.
+Strides are 64-bit symbols divisible by what TMA needs; the head dim is a number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIGNMENT_BYTES = 16
 
 
 def fake_arguments(config: FA4Config) -> dict:
-    """What carries types and symbols instead of data, by the names of SM100Kernel.__call__."""
+    """Arguments with types and symbols instead of data, by the parameter names of SM100Kernel.__call__."""
     from cutlass import Float32, Int32
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
@@ -83,7 +83,7 @@ def _lengths(config: FA4Config) -> dict:
 
 
 def _in_cache(config: FA4Config) -> tuple:
-    """What a call has for each query besides seqused_k, and those that say where its rows of a cache are."""
+    """The argument in_cache: the new keys of each query, and the tensors that locate its rows in a cache."""
     from cutlass import Int32
 
     names = [name for name in NAMES[LENGTHS] if OPERANDS[name].within == "in_cache"]
@@ -106,9 +106,9 @@ def _index_tensor(name: str):
 
 
 def _descales(config: FA4Config) -> tuple | None:
-    """(batch, heads_kv); of rows (batch, seqlen_q, heads, 1) or (total_q, heads, 1), of keys as k without its depth.
+    """(batch, heads_kv); per row (batch, seqlen_q, heads, 1) or (total_q, heads, 1), per key as k without its depth.
 
-    Of blocks, bytes: as q and k, with a byte for each block in the place of the depth.
+    Per block, bytes: as q and k, with a byte for each block in place of the depth.
     """
     of_q, of_keys = (
         3 if config.q_layout == "dense" else 2,
@@ -126,9 +126,9 @@ def _descales(config: FA4Config) -> tuple | None:
 
 
 def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
-    """The columns of K that all heads share, as K of one head, or in pages of their own with a page table.
+    """The columns of K that all heads share, as K of one head, or in separate pages with a page table.
 
-    Behind them those of Q, where these have a tensor of their own, and scales, of as many dimensions as rows.
+    They are followed by those of Q, if Q has them in a separate tensor, and by scales, with the dimensions of rows.
     """
     from cutlass.cute import sym_int
 
@@ -288,7 +288,7 @@ def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
 
 
 def _fake_rows(dtype: str, shape: tuple):
-    """What TMA and 16-byte accesses take: a contiguous depth, the rest at multiples of 16 bytes."""
+    """A tensor for TMA and 16-byte accesses: a contiguous depth, other strides multiples of 16 bytes."""
     from cutlass.cute import sym_int64
     from cutlass.cute.runtime import make_fake_tensor
 

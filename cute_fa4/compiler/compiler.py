@@ -65,7 +65,7 @@ def kernel_and_arguments(config: Config) -> tuple:
 
 
 def kernel_class(schedule: type) -> type:
-    """The kernel of a schedule's class, which lies beside it."""
+    """The kernel of a schedule's class, from the same folder."""
     folder = schedule.__module__.removeprefix("cute_fa4.sm100.").removesuffix(".schedule")
     return import_module(f"cute_fa4.sm100.{folder}.kernel").KERNEL
 

@@ -1,4 +1,4 @@
-"""The registry: configuration and executor -> function of this process, whoever made it."""
+"""The registry: configuration and executor -> function of this process, compiled here or opened from a file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cute_fa4.system import forks
 
 _functions: dict[tuple[Config, str], Callable] = {}
 _seconds: dict[tuple[Config, str], float] = {}
-# Functions that exist already, compiled ahead of time: opened when they are first asked for.
+# Functions that exist already, compiled ahead of time: opened at their first use.
 _registered: dict[tuple[Config, str], Callable[[], Callable]] = {}
 # One lock for all keys: the DSL traces into module-level state, so two compiles at a time are not
 # safe even for different keys. A call that finds its function never takes the lock.
 _compile_lock = forks.Lock()
-# What else holds functions: called by clear().
+# Callbacks of other modules that hold functions; clear() calls them.
 _forget: list[Callable[[], None]] = []
 
 
@@ -43,12 +43,12 @@ def existing_or_made(config: Config, executor: str, make: Callable) -> Callable:
 
 
 def register(config: Config, executor: str, make: Callable[[], Callable]) -> None:
-    """Have existing_or_made call make() instead of compiling; a function that is there already stays."""
+    """Have existing_or_made call make() instead of compiling; a function that exists already stays."""
     _registered[config, executor] = make
 
 
 def has(config: Config, executor: str) -> bool:
-    """Whether a function is there without compiling and without the disk."""
+    """Whether a function exists without compiling or reading the disk."""
     return (config, executor) in _functions or (config, executor) in _registered
 
 

@@ -1,4 +1,4 @@
-"""Names for the emulator's messages: which warp is which role, what lies where in shared and tensor memory.
+"""Names for the emulator's messages: the role of each warp, and the contents of shared and tensor memory.
 
 All of it is derived: roles from warp_roles.py, regions from smem_map.py, mbarriers from barriers.py.
 """
@@ -60,7 +60,7 @@ def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
 def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     """(first column, columns, name) in tensor memory.
 
-    P_i lies in S_i unless it has a place of its own; L_i: the sums of its rows, where P V makes them.
+    P_i lies in S_i unless it has its own columns; L_i: the sums of its rows, if P V computes them.
     """
     scores = [(column, cfg.tiles.s_columns, f"S{i}") for i, column in enumerate(cfg.tmem.s)]
     if cfg.tmem.p_apart:

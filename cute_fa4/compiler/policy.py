@@ -8,50 +8,50 @@ cute_fa4.warmup compiles whatever the policy: it is called when a service starts
 
 CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels ask for.
 
-    auto    as a rule says of each problem (sm100/blueprint/claims.py; default)
-    on      a CTA that is done takes over a block that has not started (TwoTiles.claims)
-    off     it ends, to compare with
+    auto    a rule decides for each problem (sm100/blueprint/claims.py; default)
+    on      a CTA that has finished takes over a block that has not started (TwoTiles.claims)
+    off     a CTA ends with its block, for comparison
 
 CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
-    auto    up to 32 query rows, heads of a packed group counted: tiles with swapped operands (sm100/few_rows; default)
-    off     tiles of 128 rows, to compare with
+    auto    up to 32 query rows, counting heads of a packed group: swap-AB tiles (sm100/few_rows; default)
+    off     tiles of 128 rows, for comparison
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
-    auto    as rules say of their lengths (sm100/choose/which_kernel.py, choose/pays.py; default)
-    on      pairs, of 16 bits, full or causal, and of wide heads (sm100/two_tiles/pair, wide/pair)
-    off     every CTA by itself (sm100/two_tiles, wide)
+    auto    rules on the lengths decide (sm100/choose/which_kernel.py, choose/pays.py; default)
+    on      pairs for 16-bit full or causal problems and for wide heads (sm100/two_tiles/pair, wide/pair)
+    off     every CTA alone (sm100/two_tiles, wide)
 
-CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.
+CUTE_FA4_MAXIMUM: which maximum the exponentials of a row subtract, in kernels of two query tiles.
 
-    auto    as the problem allows: in bf16 up to head dim 128 the key tiles before (sm100/steps/lagged.py; default)
-    exact   the running maximum of the row, to compare with, or where values of v exceed 2^60
+    auto    as the problem allows: in bf16 up to head dim 128, of earlier key tiles (sm100/steps/lagged.py; default)
+    exact   the running maximum of the row, for comparison, or if values of v exceed 2^60
 
-CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 in calls without q_quantize.
+CUTE_FA4_FP8_QUERIES: the treatment of 16-bit queries over an 8-bit cache in calls without q_quantize.
 
     auto       the kernel dequantizes keys and values (dequantized/ of sm100/few_rows and two_tiles); more than 32 rows
-               of queries are quantised before, where the accuracy of a row depends on no other sequence
+               of queries are quantised first, if the accuracy of a row depends on no other sequence
                (calls/queries.py; default)
-    never      keys and values are widened, however many rows there are
-    quantised  the queries are quantised before, however few; also with q_quantize="auto"; to compare with
+    never      keys and values are dequantized, for any number of rows
+    quantised  the queries are quantised first, however few; also with q_quantize="auto"; for comparison
 
 CUTE_FA4_EXPONENTIAL: how kernels of two query tiles compute part of the exponentials of 8-bit tensors.
 
-    auto    as the arch asks: on sm_100a in f16 (sm100/steps/half_powers.py; default)
-    exact   in float32, to compare with
+    auto    as the arch requires: on sm_100a in f16 (sm100/steps/half_powers.py; default)
+    exact   in float32, for comparison
 
-CUTE_FA4_PDL: whether kernels may start before the launch in front of them has ended (programmatic dependent launch).
+CUTE_FA4_PDL: whether kernels may start before the previous launch has ended (programmatic dependent launch).
 
-    auto    kernels of few queries and those that split keys or merge them (docs/decisions/0007; default)
-    off     none: each launch begins when the one before it has ended, and no kernel waits or signals
+    auto    kernels of few queries and those that split keys or merge the parts (docs/decisions/0007; default)
+    off     none: each launch begins after the previous one has ended, and no kernel waits or signals
 
 CUTE_FA4_BATCH_INVARIANT: whether the bits of a row may depend on anything but that row, its keys and values.
 
-    auto    as the call says with tokens_per_split (default)
+    auto    as the call requests with tokens_per_split (default)
     on      they do not: every call keeps the contract of docs/invariance.md
 
-All are read when the kernel of a call is chosen, which is once for calls that are alike.
+All are read when the kernel of a call is chosen, once for calls that are alike.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _warming_up = contextvars.ContextVar("warming_up", default=False)
 
 
 class JitError(RuntimeError):
-    """A call needs a kernel that is not there, and CUTE_FA4_JIT=error."""
+    """A call needs a kernel that is neither loaded nor cached, and CUTE_FA4_JIT=error."""
 
 
 class JitWarning(UserWarning):
@@ -90,7 +90,7 @@ def policy() -> str:
 
 
 def claims() -> bool | None:
-    """What CUTE_FA4_CLAIMS says of the schedule's claims; None: that the problem decides."""
+    """CUTE_FA4_CLAIMS, for the schedule's claims; None: the problem decides."""
     return {"auto": None, "on": True, "off": False}[
         environment.choice(CLAIMS_VARIABLE, "auto", "on", "off")
     ]
@@ -102,17 +102,17 @@ def swaps() -> bool:
 
 
 def widens() -> bool:
-    """Whether calls of few queries of 16 bits ask for kernels that widen keys of 8."""
+    """Whether calls of few 16-bit queries request kernels that dequantize 8-bit keys."""
     return swaps() and queries() != "quantised"
 
 
 def queries() -> str:
-    """What becomes of queries of 16 bits over keys of 8: "auto", "never" or "quantised"."""
+    """The treatment of 16-bit queries over 8-bit keys: "auto", "never" or "quantised"."""
     return environment.choice(QUERIES_VARIABLE, "auto", "never", "quantised")
 
 
 def check_quantize(q_quantize) -> None:
-    """Refuse what q_quantize cannot be."""
+    """Raise ValueError unless q_quantize has an accepted value."""
     if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
         raise ValueError(
             f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which lengths decide "
@@ -121,14 +121,14 @@ def check_quantize(q_quantize) -> None:
 
 
 def pairs() -> bool | None:
-    """Whether calls of many queries ask for pairs of CTAs; None: that a rule decides."""
+    """Whether calls of many queries request pairs of CTAs; None: a rule decides."""
     return {"auto": None, "on": True, "off": False}[
         environment.choice(PAIR_VARIABLE, "auto", "on", "off")
     ]
 
 
 def of_kernels(mixed: bool = True) -> dict:
-    """What the variables say to the rule that names a call's kernel (sm100/choose/which_kernel.py).
+    """The variables for the rule that names a call's kernel (sm100/choose/which_kernel.py).
 
     mixed: queries of 16 bits may meet keys of 8
     """
@@ -142,18 +142,18 @@ def of_kernels(mixed: bool = True) -> dict:
 
 
 def maximum() -> str | None:
-    """What CUTE_FA4_MAXIMUM says of the schedule's maximum; None: that the problem decides."""
+    """CUTE_FA4_MAXIMUM, for the schedule's maximum; None: the problem decides."""
     return {"auto": None, "exact": "exact"}[environment.choice(MAXIMUM_VARIABLE, "auto", "exact")]
 
 
 def exponential() -> str | None:
-    """What CUTE_FA4_EXPONENTIAL says of the schedule's exponential; None: that problem and arch decide."""
+    """CUTE_FA4_EXPONENTIAL, for the schedule's exponential; None: problem and arch decide."""
     asked = environment.choice(EXPONENTIAL_VARIABLE, "auto", "exact")
     return {"auto": None, "exact": "exact"}[asked]
 
 
 def dependent_launch() -> bool | None:
-    """What CUTE_FA4_PDL says of every kernel's launch; None: that the problem decides."""
+    """CUTE_FA4_PDL, for every kernel's launch; None: the problem decides."""
     return {"auto": None, "off": False}[environment.choice(PDL_VARIABLE, "auto", "off")]
 
 
@@ -163,10 +163,10 @@ def batch_invariant() -> bool:
 
 
 def of_schedules() -> dict:
-    """What the variables say of every schedule's choices."""
+    """The variables for every schedule's choices."""
     if (
         batch_invariant()
-    ):  # no row decides for another one: neither its maximum nor how many rows there are
+    ):  # no row affects another one, by its maximum or by how many rows there are
         return _of_schedules() | {"maximum": "exact", "lone_tiles": False}
     return _of_schedules()
 
@@ -181,13 +181,13 @@ def _of_schedules() -> dict:
 
 
 def is_warming_up() -> bool:
-    """Whether compiling is what was asked for."""
+    """Whether compilation was requested explicitly."""
     return _warming_up.get()
 
 
 @contextlib.contextmanager
 def warming_up():
-    """Inside, compiling is what was asked for."""
+    """Inside, compilation was requested explicitly."""
     token = _warming_up.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The compiler is a requirement of its own: a run-time that only loads kernels does without it.
+"""The compiler is a separate requirement: a runtime that only loads kernels does not need it.
 
 cute-fa4            the package and the compiler
 cute-fa4-runtime    the same package, without it (packaging/runtime)

@@ -1,7 +1,7 @@
 """The files that decide a kernel's code: caches on disk and exports carry their fingerprint.
 
-A file that is missing here would let an edited kernel be answered from disk by the one before the edit, so whole
-folders count, with all folders below them.
+If a file were missing here, the disk could answer for an edited kernel with the one before the edit. So whole folders
+count, with all folders below them.
 """
 
 from __future__ import annotations

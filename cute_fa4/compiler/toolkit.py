@@ -1,10 +1,10 @@
-"""Which ptxas makes the machine code: the toolkits that the DSL has, the one it takes, and what a cubin says of itself.
+"""Which ptxas makes the machine code: the toolkits of the DSL, the one it selects, and the version in a cubin.
 
     nvidia-cutlass-dsl           brings a code generator and a ptxas of CUDA 12    flavour "cu12"
-    nvidia-cutlass-dsl[cu13]     and those of CUDA 13 beside it                    flavour "cu13"
+    nvidia-cutlass-dsl[cu13]     adds those of CUDA 13                         flavour "cu13"
 
-The DSL takes the newest flavour that the driver is new enough for, and without a driver the newest. Its version
-number is the same for both, so whatever is kept of compiled code is kept under the flavour, too.
+The DSL selects the newest flavour that the driver supports, or without a driver the newest. Its version number is the
+same for both, so compiled code is also stored under the flavour.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RELEASE = re.compile(rb"Cuda compilation tools, release \d+\.\d+, V(\d+(?:\.\d+
 
 
 def ptxas_of(cubin: bytes) -> str | None:
-    """The version of the ptxas that made a cubin, from its ELF note; None where it does not say.
+    """The version of the ptxas that made a cubin, from its ELF note; None if the note is missing.
 
     >>> ptxas_of(b"ptxas\\0Cuda compilation tools, release 13.4, V13.4.59\\0-O 3 -arch sm_100a")
     '13.4.59'
@@ -56,7 +56,7 @@ def driver_version() -> int | None:
 
 
 def chosen(flavours: tuple[str, ...], driver: int | None) -> str | None:
-    """The flavour that the DSL takes; None where none is installed or the driver is too old for all.
+    """The flavour that the DSL selects; None if none is installed or the driver is too old for all.
 
     >>> chosen(("cu12", "cu13"), None), chosen(("cu12", "cu13"), 12090), chosen(("cu12",), 13010)
     ('cu13', 'cu12', 'cu12')

@@ -1,15 +1,15 @@
 """SM100Kernel: what every attention kernel shares: launch, prologue, set-up and teardown. A family adds its roles.
 
 host                  descriptors of Q, K, V, O; the order of the blocks; one launch
-every warp            where things are in shared memory, the events of the barrier table, ring and work queue
-load warp             initialises the mbarriers and goes on at once: its copies
-                      need nothing of the others
+every warp            addresses in shared memory, the events of the barrier table, ring and work queue
+load warp             initializes the mbarriers and continues at once: its copies
+                      need nothing from the other warps
 mma warp              allocates tensor memory
 all others            wait for both
-every warp            waits for the grid before this one (dependent_launch): nothing of global memory is touched earlier
-roles(...)            the family's: which warp does what (two_tiles/kernel.py)
-load warp             has no more work: the grid behind this one may start (dependent_launch)
-every warp            meets; the mma warp frees tensor memory
+every warp            waits for the previous grid (dependent_launch): no access to global memory before that
+roles(...)            defined by the family: the role of each warp (two_tiles/kernel.py)
+load warp             has no more work: the next grid may start (dependent_launch)
+every warp            synchronizes; the mma warp frees tensor memory
 """
 
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ from .work.sequence import Lengths
 from .work.shared_order import SharedOrder
 from .work.split import Splits
 
-SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in steps/store.py
+SET_UP = 2  # named barrier: mbarriers and tensor memory are ready. 0 is sync_threads, 1 in steps/store.py
 
 
 def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
-    """-> (number of CTAs, how their numbers are taken apart). rows: of packed queries; seqlen_q: theirs at most."""
+    """-> (number of CTAs, the order that decomposes CTA numbers). rows: of packed queries; seqlen_q: their maximum."""
     if cfg.q_layout == "packed":
         grid = packed_order.grid_size(cfg, rows, batch, seqlen_q, heads)
         held = packed_order.sequences_held(batch)
         return grid, PackedOrder(batch, heads // cfg.heads_per_tile, held)
-    if cfg.kv_layout == "packed":  # many sequences' rows: the mean stands for one
+    if cfg.kv_layout == "packed":  # rows of many sequences: use the mean length
         seqlen_k = seqlen_k // maximum(batch, 1)
     divisor = cute.fast_divmod_create_divisor_v2
     order = tile_order.tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor)
@@ -52,7 +52,7 @@ def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
 
 
 def shared_order(cfg, batch, seqlen_q, heads, lse, split: tuple) -> SharedOrder:
-    """How the key tiles of a batch are shared out; split: (CTAs, least tiles, parts)."""
+    """How the key tiles of a batch are split (stream-K); split: (CTAs, least tiles, parts)."""
     ctas, least, parts = split
     return SharedOrder(
         num_sequences=Int32(batch),
@@ -66,7 +66,7 @@ def shared_order(cfg, batch, seqlen_q, heads, lse, split: tuple) -> SharedOrder:
 
 
 def places_in_cache(cfg, in_cache: tuple | None, cache) -> tuple:
-    """-> the last fields of Lengths. cache: the tensor whose first dimension are the sequences of the cache."""
+    """-> the last fields of Lengths. cache: the tensor whose first dimension counts the sequences of the cache."""
     new_keys, *given = in_cache or (0,)
     batch_idx = given.pop(0) if cfg.cache_batch_idx else None
     leftpad = given.pop(0) if cfg.cache_leftpad else None
@@ -75,7 +75,7 @@ def places_in_cache(cfg, in_cache: tuple | None, cache) -> tuple:
 
 @dataclass(frozen=True)
 class CTA:
-    """What a CTA has after the prologue, as its roles need it."""
+    """The state of a CTA after the prologue, for its roles."""
 
     smem: Smem
     events: Events
@@ -87,12 +87,12 @@ class CTA:
 
 @cute.jit
 def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
-    """mbarriers by the load warp, which does not wait for the tensor memory that the mma warp allocates."""
+    """The load warp initializes mbarriers and does not wait for the tensor memory that the mma warp allocates."""
     warps = cfg.warps
     if warp == warps.mma.start:
         cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address)
         cute.arch.relinquish_tmem_alloc_permit()
-    if warp == warps.load.start:  # goes on at once: its copies need nothing of the others
+    if warp == warps.load.start:  # continues at once: its copies need nothing from others
         initialise_all(cfg, args, mbarriers)
         cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
     else:
@@ -105,7 +105,7 @@ def initialise_all(cfg, args: KernelArgs, mbarriers):
 
 
 def say_cluster(shape: tuple) -> None:
-    """.reqnctapercluster of the kernel whose body is traced: ptxas and the driver know the cluster before a launch.
+    """.reqnctapercluster of the traced kernel: ptxas and the driver know the cluster before a launch.
 
     nvvm.cluster_dim is the attribute of LLVM's NVVM dialect for it; the DSL has no parameter.
     """
@@ -117,7 +117,7 @@ def say_cluster(shape: tuple) -> None:
 
 @cute.jit
 def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
-    """Every warp meets; the mma warp frees tensor memory."""
+    """Every warp synchronizes; the mma warp frees tensor memory."""
     cute.arch.sync_threads()
     if warp == cfg.warps.mma.start:
         tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
@@ -162,29 +162,29 @@ class SM100Kernel:
         rope: tuple | None,
         stream,
     ):
-        """Launch. What a configuration does not use is None; unused numbers are ignored.
+        """Launch. Arguments that a configuration does not use are None; unused numbers are ignored.
 
         mQ, mO      (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
         mK, mV      (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth), paged:
                     (num_pages, page_size, kv_heads, depth) or (num_pages, kv_heads, page_size, depth)
         mLSE        (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm
         cu_seqlens  (batch + 1,) int32; seqused, key_limit (batch,) int32; page_table (batch, pages) int32
-        max_seqlen_q  of packed queries: at least the longest sequence
+        max_seqlen_q  for packed queries: at least the longest sequence
         mask_sizes  run-time numbers of the mask, as many as it has, Int32
         sink        (heads,), natural units
         aux         tensors for score_mod and mask_mod
-        split       where keys are split: (parts, key tiles of a part or 0 for even parts), Int32. mO and mLSE are then
+        split       if keys are split: (parts, key tiles of a part or 0 for even parts), Int32. mO and mLSE are then
                     partial, float32, with parts times as many sequences (packed: rows), part by part; mLSE has the
                     parts as its first dimension.
-                    Where they are shared: (CTAs, least key tiles of one, Int32 (blocks, 2) that says which slots the
-                    parts of a block have). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
+                    With share_keys: (CTAs, least key tiles of one, Int32 (blocks, 2) for the slots of the
+                    parts of a block). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
         in_cache    with seqused_k: 1 if seqused_k does not count the keys of this call's queries, else 0; then the
                     tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
-        descales    what cfg.descales names, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
+        descales    the tensors of cfg.descales, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
         rope        the last cfg.rope_depth columns of K, which all heads share, as K of one head, or in pages of
-                    cfg.rope_page_size rows; then their page table, (batch, pages) int32; where they have 16 bits beside
-                    eight, those of Q, as mQ; where they have scales, one for each of their rows, f32 of any strides
+                    cfg.rope_page_size rows; then their page table, (batch, pages) int32; if they have 16 bits and
+                    the rest 8, those of Q, as mQ; if they have scales, one for each of their rows, f32 of any strides
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -285,15 +285,15 @@ class SM100Kernel:
         self.tear_down(cta, warp)
 
     def set_up(self, args: KernelArgs, cta: "CTA", warp, mbarriers):
-        """mbarriers and tensor memory, before any role begins."""
+        """Set up mbarriers and tensor memory before any role begins."""
         set_up(self.cfg, args, cta, warp, mbarriers)
 
     def tear_down(self, cta: "CTA", warp):
-        """When every role has ended."""
+        """Tear down after every role has ended."""
         tear_down(self.cfg, cta, warp)
 
     def ctas(self, blocks):
-        """CTAs of so many blocks."""
+        """The number of CTAs for `blocks` blocks."""
         return blocks
 
     producer_pipeline = TMAProducerPipeline
@@ -304,19 +304,19 @@ class SM100Kernel:
         return queue_of(self.cfg)
 
     def events_of(self, mbarriers) -> Events:
-        """The events of the barrier table, whose first mbarrier this is."""
+        """The events of the barrier table; mbarriers: address of the first one."""
         return Events.of(self.cfg.barriers, mbarriers)
 
     def q_operand(self, mQ):
-        """What loads Q."""
+        """The operand that loads Q."""
         return tma.q_operand(self.cfg, mQ)
 
     def o_operand(self, mO):
-        """-> (what stores O, rows from one batch to the next in its row space): TMA, unless a family does it itself."""
+        """-> (the operand that stores O, rows per batch in its row space): TMA, unless a family overrides it."""
         return tma.o_operand(self.cfg, mO)
 
     def kv_operands(self, mK, mV) -> tuple:
-        """-> what loads K, rows from one batch or page to the next, and the same of V."""
+        """-> the operand that loads K, rows from one batch or page to the next, and the same for V."""
         cfg = self.cfg
         return (
             *tma.k_operand(cfg, mK),
@@ -324,11 +324,11 @@ class SM100Kernel:
         )
 
     def shared(self, base) -> Smem:
-        """Where the tiles are in shared memory; base: the CTA's."""
+        """Addresses of the tiles in shared memory; base: the CTA's."""
         return Smem.of(self.cfg.smem, base)
 
     def prologue(self, base, mbarriers) -> CTA:
-        """Where everything is; nothing is executed but address arithmetic."""
+        """Addresses of everything; only address arithmetic is executed."""
         cfg = self.cfg
         table, tiles = cfg.barriers, cfg.tiles
         ring = table.ring(mbarriers, "kv", KV_SLOT, tiles.qk_stages)

@@ -29,7 +29,7 @@ def load_tile(
     at: Slot,
     q_phase: Int32,
 ) -> Slot:
-    """Load K of key tile n and V of the one before; the first tile also loads Q, the last also its V. As roles/load.py."""
+    """Load K of key tile n and V of the one before; for the first also Q, for the last also its V. As roles/load.py."""
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     first, last = work.tiles.first, work.tiles.first + work.tiles.count - 1

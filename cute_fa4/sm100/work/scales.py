@@ -6,7 +6,7 @@
     o       o_scale likewise, before the output is rounded
 
     K, V    k_descale, v_descale have a number for each key and head: per column of S and P (steps/token_scales.py), or
-                    per thread where rows are columns (few_rows/token_scales.py)
+            per thread where rows are columns (few_rows/token_scales.py)
 
     k_rope  k_rope_descale has a number for each key, for dequantized columns (`wide/dequantized_rope/widen.py`)
 

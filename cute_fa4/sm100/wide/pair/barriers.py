@@ -1,7 +1,7 @@
 """Every mbarrier of a wide pair of CTAs: both CTAs have all of them, at the same offsets.
 
 CTA 0 issues the MMAs of both. Barriers that CTA 0 waits for are raised in its memory, by one arrival per warp ("at 0").
-Its MMAs raise the barriers of both CTAs, as in pair/barriers.py. The buffers are those of wide/barriers.py.
+The commits of its MMAs arrive in both CTAs, as in pair/barriers.py. The buffers are those of wide/barriers.py.
 
 barrier       number  raised by                              awaited by                means
 q_full        1       load 1 (+ bytes of both)               mma                       Q is in shared memory

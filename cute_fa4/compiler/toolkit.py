@@ -1,7 +1,7 @@
 """Which ptxas makes the machine code: the toolkits of the DSL, the one it selects, and the version in a cubin.
 
     nvidia-cutlass-dsl           brings a code generator and a ptxas of CUDA 12    flavour "cu12"
-    nvidia-cutlass-dsl[cu13]     adds those of CUDA 13                         flavour "cu13"
+    nvidia-cutlass-dsl[cu13]     adds those of CUDA 13                             flavour "cu13"
 
 The DSL selects the newest flavour that the driver supports, or without a driver the newest. Its version number is the
 same for both, so compiled code is also stored under the flavour.

@@ -42,12 +42,12 @@ def table(owns_keys: bool) -> BarrierTable:
     once = "once"
     read = "P is written over S" if owns_keys else "S has been read"
     rows = (
-        Barrier("own_full", PAIR, (load,), "mma", "an own tile is there", once),
-        Barrier("other_full", KV_STAGE, (load,), "mma, compute", "a tile is there", "other_empty"),
+        Barrier("own_full", PAIR, (load,), "mma", "an own tile is ready", once),
+        Barrier("other_full", KV_STAGE, (load,), "mma, compute", "a tile is ready", "other_empty"),
         Barrier("other_empty", KV_SLOT, (mma,), "load", "a slot's MMAs are done", "other_full"),
-        Barrier("s_ready", CTA, (mma,), "compute", "S is there", "s_read"),
+        Barrier("s_ready", CTA, (mma,), "compute", "S is ready", "s_read"),
         Barrier("s_read", CTA, (compute,), "mma", read, "s_ready"),
-        Barrier("dp_ready", CTA, (mma,), "compute", "dP is there", "ds_ready"),
+        Barrier("dp_ready", CTA, (mma,), "compute", "dP is ready", "ds_ready"),
         Barrier("ds_ready", CTA, (compute,), "mma", "dS is written over dP", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )

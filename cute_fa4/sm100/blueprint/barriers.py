@@ -171,7 +171,7 @@ def ring_rows() -> tuple[Barrier, ...]:
     """The barriers of the ring of K and V: every family's."""
     load, mma = announced_bytes("load"), commit_by("mma")
     return (
-        Barrier("kv_full", KV_STAGE, (load,), "mma", "the K or V tile is there", "kv_empty"),
+        Barrier("kv_full", KV_STAGE, (load,), "mma", "the K or V tile is ready", "kv_empty"),
         Barrier("kv_empty", KV_SLOT, (mma,), "load", "the slot's MMAs have completed", "kv_full"),
     )
 
@@ -212,7 +212,7 @@ def queue_rows(warps: WarpRoles, roles: tuple[str, ...] = QUEUE_READERS) -> tupl
             CTA,
             (announced_bytes("load"),),
             "load",
-            "the answer to a claim is there",
+            "the answer to a claim is ready",
             "one claim at a time",
         ),
     )

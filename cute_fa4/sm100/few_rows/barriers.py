@@ -6,11 +6,11 @@ q_free        1       mma 1 (commit)        load          the last S of this Q i
 s_ready       2       mma 1 (commit)        softmax       S is made
 p_ready       1       softmax 128           mma           P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)        softmax       O is complete up to here and P has been read
-kv_full       6       load 1 (+ bytes)      mma           the K or V tile is there
+kv_full       6       load 1 (+ bytes)      mma           the K or V tile is ready
 kv_empty      6       mma 1 (commit)        load          the slot's MMAs have completed
 work_ready    2       load 1                softmax, mma  a work tile is announced
 work_read     2       softmax 128 + mma 32  load          the announcement has been read
-work_claimed  1       load 1 (+ bytes)      load          the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)      load          the answer to a claim is ready
 
 At the first key tile of a work tile, p_ready also says that the old O has been read. Where rows are gathered, a
 dedicated warp announces and copies V (roles/values.py). It also waits for kv_empty and work_ready, and reads work tiles
@@ -75,7 +75,7 @@ def cluster_rows() -> tuple[Barrier, ...]:
             CTA,
             (announced_bytes("softmax"),),
             "softmax",
-            "every CTA's part of the rows merged here is there",
+            "every CTA's part of the rows merged here is ready",
             "a CTA of a cluster has one block",
         ),
     )

@@ -12,7 +12,7 @@ rope_full     2       load 1 (+ bytes)      mma           the rotary columns are
 rope_empty    2       mma 1 (commit)        load          S is made; with P in the slot: P has been read
 work_ready    2       load 1                softmax, mma  a work tile is announced
 work_read     2       softmax 128 + mma 32  load          the announcement has been read
-work_claimed  1       load 1 (+ bytes)      load          the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)      load          the answer to a claim is ready
 
 At the first key tile of a work tile p_ready also says that the old O has been read.
 

@@ -8,11 +8,11 @@ row_scale     2       softmax 128                            correction         
 p_ready       2       softmax 128 + correction 128           mma, softmax              P is stored in part, O rescaled
 p_last        2       softmax 128                            mma                       the last part of P is stored
 o_ready       2       mma 1 (commit)                         correction                O is complete
-kv_full       4       load 1 (+ bytes)                       mma                       the K or V tile is there
+kv_full       4       load 1 (+ bytes)                       mma                       the K or V tile is ready
 kv_empty      4       mma 1 (commit)                         load                      the slot's MMAs have completed
 work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
 work_read     2       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
-work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 
 row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
 key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has its own columns

@@ -8,11 +8,11 @@ row_scale     2       softmax 128                            correction         
 p_ready       2       softmax 128 + correction 128           mma, softmax              P is stored in part, O rescaled
 p_last        2       softmax 128                            mma                       the last part of P is stored
 pv_done       1       mma 1 (commit)                         correction                O is complete up to here
-kv_full       9       load 1 (+ bytes)                       mma                       the K or V tile is there
+kv_full       9       load 1 (+ bytes)                       mma                       the K or V tile is ready
 kv_empty      9       mma 1 (commit)                         load                      the slot's MMAs have completed
 work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
 work_read     2       softmax 128 + correction 128 + mma 32  load                      the announcement has been read
-work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 
 S, P and their barriers have two buffers; key tile t of the CTA, counted over all its work tiles, uses buffer t & 1.
 row_scale carries a factor for each key tile except the first of a work tile, and the row sums after the last: message

@@ -6,16 +6,16 @@ q_free        1       mma 1 (commit)                    load                 the
 s_ready       2       mma 1 (commit)                    softmax              S is made
 p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
-kv_full       9       load 1 (+ bytes)                  widen                the K or V tile is there
+kv_full       9       load 1 (+ bytes)                  widen                the K or V tile is ready
 kv_empty      9       widen 128                         load                 the slot has been read
 q_wide        2       widen 128                         softmax              the scales of bf16 rows are there
 k_wide        2       widen 128                         mma                  K, and Q before it, are there as fp16
 k_free        2       mma 1 (commit)                    widen                S is made
-v_wide        2       widen 128                         mma                  V is there as fp16
+v_wide        2       widen 128                         mma                  V is ready as fp16
 v_free        2       mma 1 (commit)                    widen                P V is added to O
 work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
 work_read     2       softmax 128 + mma 32 + widen 128  load                 the announcement has been read
-work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is ready
 
 At the first key tile of a work tile, p_ready also says that the old O has been read.
 
@@ -98,6 +98,6 @@ def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
             "k_wide", BUFFER, (widen,), "mma", "K, and Q before it, are there as fp16", "k_free"
         ),
         Barrier("k_free", BUFFER, (mma,), "widen", "S is made", "k_wide"),
-        Barrier("v_wide", BUFFER, (widen,), "mma", "V is there as fp16", "v_free"),
+        Barrier("v_wide", BUFFER, (widen,), "mma", "V is ready as fp16", "v_free"),
         Barrier("v_free", BUFFER, (mma,), "widen", "P V is added to O", "v_wide"),
     )

@@ -6,16 +6,16 @@ q_free        1       mma 1 (commit)                    load                 the
 s_ready       2       mma 1 (commit)                    softmax              S is made
 p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
-kv_full       3       load 1 (+ bytes)                  widen                a slab is there as it is stored
+kv_full       3       load 1 (+ bytes)                  widen                a slab is ready as it is stored
 kv_empty      3       widen 256                         load                 the slot has been read
 rope_full     1       load 1 (+ bytes)                  mma                  the rotary columns are there
 rope_empty    1       mma 1 (commit)                    load                 S is made; with P there: P is read
-slab_wide     4       widen 256                         mma                  the slab is there as K and V
+slab_wide     4       widen 256                         mma                  the slab is ready as K and V
 slab_free     2       mma 1 (commit)                    widen                V P of slab 0 or 1 is done
 k_free        2       mma 1 (commit)                    widen                S of slab 0 or 1 is made
 work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
 work_read     2       softmax 128 + mma 32 + widen 256  load                 the announcement has been read
-work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is ready
 
 At the first key tile of a work tile p_ready also says that the old O has been read.
 
@@ -64,7 +64,7 @@ def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a latent cache, with dequantization between the ring and the MMA."""
     widen = every_thread(warps, "widen")
     changed = {
-        "kv_full": {"awaited_by": "widen", "means": "a slab is there as it is stored"},
+        "kv_full": {"awaited_by": "widen", "means": "a slab is ready as it is stored"},
         "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
         "pv_done": {"means": "O is complete so far, P has been read"},
         "rope_empty": {"means": "S is made; with P there: P is read"},
@@ -76,7 +76,7 @@ def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
 def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
     mma = commit_by("mma")
     return (
-        Barrier("slab_wide", SLAB, (widen,), "mma", "the slab is there as K and V", "slab_free"),
+        Barrier("slab_wide", SLAB, (widen,), "mma", "the slab is ready as K and V", "slab_free"),
         Barrier("slab_free", K_BUFFER, (mma,), "widen", "V P of slab 0 or 1 is done", "slab_wide"),
         Barrier("k_free", K_BUFFER, (mma,), "widen", "S of slab 0 or 1 is made", "slab_wide"),
     )

@@ -9,13 +9,13 @@ q_free        1       mma 1 (commit)            load          the last S of this
 s_ready       2       mma 1 (commit)            softmax       S is made
 p_ready       1       softmax 16 (at 0)         mma           P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)            softmax       O is complete up to here and P has been read
-kv_full       8       load 1 (+ bytes of both)  mma           a unit of K or V is there
+kv_full       8       load 1 (+ bytes of both)  mma           a unit of K or V is ready
 kv_empty      8       mma 1 (commit)            load          the slot's MMAs have completed
 rope_full     1       load 1 (+ bytes of both)  mma           the rotary columns are there
 rope_empty    1       mma 1 (commit)            load          S is made
 work_ready    2       load 1                    softmax, mma  a work tile is announced
 work_read     2       softmax 256 + mma 32      load          the announcement has been read
-work_claimed  1       load 1 (+ bytes)          load          the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)          load          the answer to a claim is ready
 
 At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed yet: the last
 one is never raised.
@@ -56,7 +56,7 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     changed = {
         "q_full": {"raised_by": loaded},
         "p_ready": {"raised_by": stored},
-        "kv_full": {"raised_by": loaded, "means": "a unit of K or V is there"},
+        "kv_full": {"raised_by": loaded, "means": "a unit of K or V is ready"},
     }
     rope = rope_rows(*loaded, "S is made")
     return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": rope})

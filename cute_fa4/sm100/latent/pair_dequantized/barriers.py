@@ -9,15 +9,15 @@ q_free        1       mma 1 (commit)                    load                 the
 s_ready       2       mma 1 (commit)                    softmax              S is made
 p_ready       1       softmax 16 (at 0)                 mma                  P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
-kv_full       4       widen 8 (at 0)                    mma                  a unit of K or V is there in both CTAs
+kv_full       4       widen 8 (at 0)                    mma                  a unit of K or V is ready in both CTAs
 kv_empty      4       mma 1 (commit)                    widen                the slot's MMAs have completed
-stored_full   6       load 1 (+ bytes)                  widen                a unit is there as it is stored
+stored_full   6       load 1 (+ bytes)                  widen                a unit is ready as it is stored
 stored_empty  6       widen 4                           load                 it has been read
 rope_full     1       load 1 (+ bytes of both)          mma                  the rotary columns are there
 rope_empty    1       mma 1 (commit)                    load                 S is made
 work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
 work_read     2       softmax 256 + mma 32 + widen 256  load                 the announcement has been read
-work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is ready
 
 At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed: the last one
 is never raised.
@@ -64,7 +64,7 @@ def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
     wide = (Arrivals("widen", CTAS * number, "at 0"),)
     read = Arrivals("widen", number)
     changed = {
-        "kv_full": {"raised_by": wide, "means": "a unit of K or V is there in both CTAs"},
+        "kv_full": {"raised_by": wide, "means": "a unit of K or V is ready in both CTAs"},
         "kv_empty": {"awaited_by": "widen"},
         "pv_done": {"means": "O is complete so far, P has been read"},
         **of_queue(warps),
@@ -73,7 +73,7 @@ def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
 
 
 def _of_stored(read: Arrivals) -> tuple[Barrier, ...]:
-    load, there = announced_bytes("load"), "a unit is there as it is stored"
+    load, there = announced_bytes("load"), "a unit is ready as it is stored"
     return (
         Barrier("stored_full", STORED_SLOT, (load,), "widen", there, "stored_empty"),
         Barrier("stored_empty", STORED_SLOT, (read,), "load", "it has been read", "stored_full"),

@@ -3,14 +3,14 @@
 The barriers are those of two_tiles/barriers.py, with raw_full before kv_full, which the `widen` warps raise:
 
 barrier   number  raised by         awaited by  means
-raw_full  4       load 1 (+ bytes)  widen       8-bit K or V is there
-kv_full   4       widen 64          mma         the K or V tile is there
+raw_full  4       load 1 (+ bytes)  widen       8-bit K or V is ready
+kv_full   4       widen 64          mma         the K or V tile is ready
 kv_empty  4       mma 1 (commit)    load        the slot's MMAs have completed
 
 The 64 threads of these warps also read the work queue: work_read takes 64 more arrivals.
 
 barrier   is not raised again too early because
-raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised behind this wait
+raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait
 """
 
 from ...blueprint.barriers import (
@@ -57,8 +57,8 @@ def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
         KV_SLOT,
         (announced_bytes("load"),),
         "widen",
-        "8-bit K or V is there",
-        "kv_empty of the slot, whose MMAs wait for kv_full, raised behind this wait",
+        "8-bit K or V is ready",
+        "kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait",
     )
     behind = {"o_ready": (raw_full,)}
     return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, behind=behind)

@@ -13,11 +13,11 @@ p_ready       2       softmax 8 + correction 8 (at 0)        mma                
 p_last        2       softmax 8 (at 0)                       mma                       the last part of P is stored
 factor_read   2       correction 4                           softmax                   the last factor has been read
 o_ready       2       mma 1 (commit)                         correction                O is complete
-kv_full       8       load 1 (+ bytes of both)               mma                       the K or V tile is there
+kv_full       8       load 1 (+ bytes of both)               mma                       the K or V tile is ready
 kv_empty      8       mma 1 (commit)                         load                      the slot's MMAs have completed
 work_ready    3       load 1                                 softmax, correction, mma  a work tile is announced
 work_read     3       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
-work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 claim_read    1       load 1 (of 1, at 0)                    load                      both have read the last answer
 work_judged   3       softmax 256                            load                      whether a work tile is run again
 verdict       3       load 1 (of the other)                  load                      whether the other CTA does

@@ -9,11 +9,11 @@ p_ready       2       softmax 128 + correction 128  mma, softmax  P is stored in
 p_last        2       softmax 128                   mma           the last part of P is stored
 pv_done       1       mma 1 (commit)                correction    O is complete up to here
 rope_raw      10      load 1 (+ bytes)              widen         rotary columns of 8 bits are there
-kv_full       10      load or widen 1 (+ bytes)     mma           the K or V tile is there
+kv_full       10      load or widen 1 (+ bytes)     mma           the K or V tile is ready
 kv_empty      10      mma 1 (commit)                load          the slot's MMAs have completed
 work_ready    2       load 1                        all others    a work tile is announced
 work_read     2       all others 352                load          the announcement has been read
-work_claimed  1       load 1 (+ bytes)              load          the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)              load          the answer to a claim is ready
 
 The barriers are those of wide/barriers.py; rope_raw comes before kv_full in the slot of the last unit of K. A slot of
 the ring holds a unit of 64 columns of K or V.
@@ -26,7 +26,7 @@ row_scale     the one after next follows S of two tiles on, the sums wait for p_
 p_ready       P of the tile after next follows its S, which is issued after this wait
 p_last        as p_ready
 pv_done       the next P V waits for p_ready, which correction raises after this wait
-rope_raw      kv_empty of the slot, whose MMA waits for kv_full, raised behind this wait
+rope_raw      kv_empty of the slot, whose MMA waits for kv_full, raised after this wait
 kv_full       kv_empty
 kv_empty      kv_full
 work_ready    work_read
@@ -66,6 +66,6 @@ def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
         (announced_bytes("load"),),
         "widen",
         "rotary columns of 8 bits are there",
-        "kv_empty of the slot, whose MMA waits for kv_full, raised behind this wait",
+        "kv_empty of the slot, whose MMA waits for kv_full, raised after this wait",
     )
     return changed_rows(wide.rows(warps), changed, behind={"pv_done": (rope_raw,)})

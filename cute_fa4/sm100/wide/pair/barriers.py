@@ -12,11 +12,11 @@ p_ready       2       softmax 8 + correction 8 (at 0)        mma                
 p_last        2       softmax 8 (at 0)                       mma                       the last part of P is stored
 factor_read   2       correction 4                           softmax                   the last factor has been read
 pv_done       1       mma 1 (commit)                         correction                O is complete up to here
-kv_full       9       load 1 (+ bytes of both)               mma                       the K or V tile is there
+kv_full       9       load 1 (+ bytes of both)               mma                       the K or V tile is ready
 kv_empty      9       mma 1 (commit)                         load                      the slot's MMAs have completed
 work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
 work_read     2       softmax 128 + correction 128 + mma 32  load                      the announcement has been read
-work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 claim_read    1       load 1 (of 1, at 0)                    load                      both have read the last answer
 """
 

@@ -115,6 +115,9 @@ def test_a_launch_in_between_that_does_not_wait_lets_the_first_one_run_on(waits)
         emulator.RaceError, match="in a dependent launch after it, so that whoever waits"
     ):
         third(x, y)
+    # A launch that fails ends everything that ran: what a later test launches does not overlap it.
+    third(x, y)
+    assert (y == 42).all()
 
 
 def test_what_the_grid_before_reads_is_not_overwritten_before_the_wait():

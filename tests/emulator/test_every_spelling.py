@@ -9,7 +9,7 @@ mbarrier                    n arrivals take n off the count; what is awaited is 
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.instructions.tcgen05 import register_places
+from cute_fa4.emulator.instructions.tcgen05_registers import register_places
 from tests.emulator.core.ptx_bench import run_ptx, store
 from tests.emulator.spellings import INSTRUCTIONS
 from tests.emulator.test_tcgen05 import Bench, fill, vector

@@ -181,6 +181,7 @@ def test_a_launch_after_an_interrupted_one_is_as_if_it_had_not_been(stride):
         "run/launch",
         "run/warp_scheduler",
         "instructions/tcgen05",
+        "instructions/tcgen05_registers",
         "machine/async_engine",
         "checks/memory",
         "host/ptx_files",

@@ -10,7 +10,7 @@ from cutlass.cute.nvgpu.tcgen05 import Pack, Repetition
 from cute_fa4.emulator.checks import Ordering
 from cute_fa4.emulator.checks.tensor import new_shadow
 from cute_fa4.emulator.instructions.instruction_table import lookup
-from cute_fa4.emulator.instructions.tcgen05 import register_places
+from cute_fa4.emulator.instructions.tcgen05_registers import register_places
 from cute_fa4.emulator.machine.cta import CTA, Cluster, Machine
 from cute_fa4.emulator.machine.mbarrier import MBarrier
 from cute_fa4.emulator.machine.tensor_memory import TensorMemory

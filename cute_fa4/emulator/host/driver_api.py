@@ -301,20 +301,24 @@ def execute(program, *, labels, dependent=False, **launched):
     current = _settings[-1]
     checks = checks_in_force(_call_checks)
     _run.levels[level_in_force(_call_checks)] += 1
-    result = execute_grid(
-        program,
-        memory=global_memory,
-        labels=current.labels or labels,
-        mode=current.mode,
-        seed=current.seed,
-        budget=current.instruction_budget,
-        checks=checks,
-        claims=current.claims,
-        cores=current.cores,
-        written_before=_written if dependent else (),
-        unwaited=_unwaited if dependent else (),
-        **launched,
-    )
+    try:
+        result = execute_grid(
+            program,
+            memory=global_memory,
+            labels=current.labels or labels,
+            mode=current.mode,
+            seed=current.seed,
+            budget=current.instruction_budget,
+            checks=checks,
+            claims=current.claims,
+            cores=current.cores,
+            written_before=_written if dependent else (),
+            unwaited=_unwaited if dependent else (),
+            **launched,
+        )
+    except BaseException:  # as an error on a GPU: nothing of the launches before is still running
+        _written = _unwaited = ()
+        raise
     if not dependent:
         _unwaited = ()
     elif not result.opcodes.get("griddepcontrol.wait"):

@@ -10,7 +10,7 @@ operands are checked. PTX ISA, "Data Movement and Conversion Instructions: Async
 
 import numpy as np
 
-from cute_fa4.emulator.checks.memory import copy_checks
+from cute_fa4.emulator.checks.copies import copy_checks
 from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,

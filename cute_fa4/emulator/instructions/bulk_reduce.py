@@ -10,7 +10,7 @@ on their order. Sums of f16 and bf16 are rounded once, to nearest even. PTX ISA,
 
 import numpy as np
 
-from cute_fa4.emulator.checks.memory import copy_checks
+from cute_fa4.emulator.checks.copies import copy_checks
 from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,

@@ -9,7 +9,7 @@ PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 
 import numpy as np
 
-from cute_fa4.emulator.checks.memory import copy_checks
+from cute_fa4.emulator.checks.copies import copy_checks
 from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,

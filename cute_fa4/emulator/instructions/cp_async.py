@@ -8,7 +8,7 @@ PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 
 import numpy as np
 
-from cute_fa4.emulator.checks.memory import copy_checks
+from cute_fa4.emulator.checks.copies import copy_checks
 from cute_fa4.emulator.instructions.bulk_operands import (
     MBARRIER_ALIGNMENT,
     global_address,

@@ -1,11 +1,11 @@
-"""Loads, stores, atomics and fences in every state space.
+"""Loads and stores in every state space.
 
     ld.shared.v4.b32 {a, b, c, d}, [x];    one gather of 16 bytes per lane, then one write per register
     ld.b32 d, [generic]                    lanes grouped by the window of their address
 
 The emulator executes one instruction at a time, so every access is atomic and in program order. Memory order
 qualifiers and fences change no value; only the ordering checks use them. Scopes are accepted.
-PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, st", "atom, red", "membar, fence".
+PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, st".
 """
 
 import functools
@@ -15,23 +15,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_fa4.emulator.checks import memory as checks
-from cute_fa4.emulator.checks import tensor_maps
-from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.instructions.instruction_table import instruction
-from cute_fa4.emulator.instructions.mbarrier import shared_addresses
 from cute_fa4.emulator.machine import polls
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
 from cute_fa4.emulator.ptx.errors import IllegalAccess
 from cute_fa4.emulator.ptx.parser import Addr, Reg, Sink, Symbol, Vec
 
-_QUALIFIERS = (
+QUALIFIERS = (
     r"(?:\.(?:weak|volatile|relaxed|acquire|release|acq_rel|mmio|cta|cluster|gpu|sys|nc|ca|cg|cs|cv|lu|wb|wt|unified"
     r"|L1::\w+|L2::\w+))*"
 )
 _SPACES = r"(?:\.(global|shared(?:::cta|::cluster)?|param(?:::entry)?|const|local))?"
 _TYPES = r"\.([busf])(8|16|32|64|128)"
-_SIZED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+SIZED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ _STRONG = {"volatile", "relaxed", "acquire", "mmio"}
 @functools.cache
 def _decode(opcode):
     m = re.fullmatch(
-        rf"(?:ld|st|ldu){_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}",
+        rf"(?:ld|st|ldu){QUALIFIERS}{_SPACES}{QUALIFIERS}(?:\.v([248]))?{QUALIFIERS}{_TYPES}",
         opcode,
     )
     count, size = (2, 8) if m[4] == "128" else (int(m[2] or 1), int(m[4]) // 8)
@@ -62,7 +59,7 @@ def _decode(opcode):
     return _Access((m[1] or "").split("::")[0], count, size, m[3] == "s", strong)
 
 
-_LD_ST = rf"{_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}"
+_LD_ST = rf"{QUALIFIERS}{_SPACES}{QUALIFIERS}(?:\.v([248]))?{QUALIFIERS}{_TYPES}"
 
 
 @instruction(pattern="ldu?" + _LD_ST)
@@ -87,7 +84,7 @@ def load(warp, ins, match):
     values = gather(warp, access.space, addresses, access.count * access.size)
     if looks and access.size * access.count <= 8:
         polls.saw(warp, ins, values[0], access.size * access.count)
-    parts = np.ascontiguousarray(values).view(_SIZED[access.size]).reshape(len(lanes), access.count)
+    parts = np.ascontiguousarray(values).view(SIZED[access.size]).reshape(len(lanes), access.count)
     if access.signed and access.size < 8:
         parts = parts.view(f"i{access.size}").astype(np.int64).view(np.uint64)
     for i, register in enumerate(targets):
@@ -116,7 +113,7 @@ def store(warp, ins, match):
     if len(sources) < access.count:
         sources = source.halves()
     lanes = warp.lanes
-    dtype = _SIZED[access.size]
+    dtype = SIZED[access.size]
     values = np.empty((len(lanes), access.count), dtype)
     for i, operand in enumerate(sources):
         whole = warp.read64(operand) if access.size == 8 else warp.read32(operand)
@@ -336,7 +333,7 @@ def _items(values, nbytes):
     """Values as one item per row: (n,) for up to 8 bytes, (n, k) words of 8 bytes above."""
     raw = np.ascontiguousarray(values)
     if nbytes <= 8:
-        return raw.view(_SIZED[nbytes]).reshape(-1)
+        return raw.view(SIZED[nbytes]).reshape(-1)
     return raw.view(np.uint64).reshape(-1, nbytes // 8)
 
 
@@ -413,194 +410,6 @@ def _local(warp, addresses, nbytes, values, chosen=None):
     index = (lanes[:, None], offsets[:, None] + np.arange(nbytes))
     if values is None:
         raw = memory[index]
-        return raw.view(_SIZED[nbytes])[:, 0] if nbytes <= 8 else raw.view(np.uint32)
+        return raw.view(SIZED[nbytes])[:, 0] if nbytes <= 8 else raw.view(np.uint32)
     memory[index] = np.ascontiguousarray(values).view(np.uint8).reshape(len(lanes), nbytes)
     return None
-
-
-# --- atomics ---------------------------------------------------------------------------------------------
-
-_ATOMIC = (
-    rf"{_QUALIFIERS}(?:\.(global|shared(?:::cta|::cluster)?))?{_QUALIFIERS}"
-    rf"\.(add|min|max|and|or|xor|exch|cas|inc|dec){_QUALIFIERS}(?:\.noftz)?(?:\.v([24]))?\.([busf])(32|64)"
-)
-
-
-def _apply(operation, old, b, c):
-    """The new value of one atomic operation on NumPy scalars of the right type."""
-    if operation == "add":
-        return old + b
-    if operation in ("min", "max"):
-        return (np.fmin if operation == "min" else np.fmax)(old, b)
-    if operation == "exch":
-        return b
-    if operation == "cas":
-        return c if old == b else old
-    if operation == "inc":
-        return type(old)(0) if old >= b else old + type(old)(1)
-    if operation == "dec":
-        return b if old == 0 or old > b else old - type(old)(1)
-    return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[operation](old, b)
-
-
-def _atomic(warp, ins, match, address, operands, target=None):
-    space, operation, vector, kind, bits = match.groups()
-    space = (space or "").split("::")[0]
-    size = int(bits) // 8
-    unsigned = _SIZED[size]
-    dtype = {"f": f"f{size}", "s": f"i{size}"}.get(kind, f"u{size}")
-    count = int(vector or 1)
-    lists = [o.items if isinstance(o, Vec) else (o,) for o in operands]
-    read = warp.read64 if size == 8 else warp.read32
-    addresses = warp.address(address)
-    looked_at = addresses[warp.lanes]
-    looks = space in ("global", "") and int(looked_at.max()) < LOCAL_BASE
-    if looks and ins in warp.polls:  # it changed nothing
-        wait = polls.look(warp, ins, looked_at)
-        if wait is not None:
-            return wait
-    changed = False
-    results = [np.zeros(32, unsigned) for _ in range(count)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        for lane in warp.lanes:  # one lane after another, lowest first
-            for i in range(count):
-                at = addresses[lane : lane + 1] + np.uint64(i * size)
-                old = np.ascontiguousarray(gather(warp, space, at, size)).view(dtype)[0]
-                values = [
-                    np.ascontiguousarray(read(o[i])[lane : lane + 1]).view(dtype)[0] for o in lists
-                ]
-                b, c = values[0], values[1] if len(values) > 1 else None
-                new = np.array([_apply(operation, old, b, c)], dtype)
-                changed |= new.tobytes() != old.tobytes()
-                scatter(warp, space, at, new.view(unsigned), size)
-                results[i][lane] = np.array([old], dtype).view(unsigned)[0]
-    if changed:
-        warp.note_progress()
-        warp.polls.pop(ins, None)
-    elif looks:
-        if ins not in warp.polls:
-            polls.look(warp, ins, looked_at)
-        polls.saw(warp, ins, results[0][warp.lanes[0]], size)
-    if target is not None:
-        targets = target.items if isinstance(target, Vec) else (target,)
-        for register, values in zip(targets, results, strict=True):
-            (warp.write64 if size == 8 else warp.write32)(register, values)
-    return None
-
-
-@instruction(pattern="atom" + _ATOMIC)
-def atom(warp, ins, match):
-    """d = [a]; [a] = op([a], b[, c]): lanes one after another."""
-    return _atomic(
-        warp,
-        ins,
-        match,
-        ins.operands[1],
-        ins.operands[2 : 4 if match[2] == "cas" else 3],
-        ins.operands[0],
-    )
-
-
-@instruction(pattern="red" + _ATOMIC)
-def red(warp, ins, match):
-    """[a] = op([a], b): an atom without result."""
-    return _atomic(warp, ins, match, ins.operands[0], ins.operands[1:2])
-
-
-_ASYNC = r"(?:\.shared::cluster)?\.mbarrier::complete_tx::bytes"
-
-
-@instruction(
-    pattern=rf"red\.async(?:\.relaxed)?(?:\.cluster)?{_ASYNC}\.(inc|dec|min|max|add|and|or|xor)\.([bus])(32|64)"
-)
-def red_async(warp, ins, match):
-    """[a] = op([a], b) in another CTA's shared memory; the mbarrier there receives the bytes at completion."""
-    size = int(match[3]) // 8
-    dtype = np.dtype(f"{'i' if match[2] == 's' else 'u'}{size}")
-
-    def combined(cta, offset, data):
-        old, new = cta.shared.read(offset, size).view(dtype)[0], data.view(dtype)[0]
-        with np.errstate(over="ignore"):
-            return np.array([_apply(match[1], old, new, None)], dtype).view(np.uint8)
-
-    _to_cluster(warp, ins, size, combined)
-
-
-@instruction(
-    pattern=rf"st\.async(?:\.weak|\.relaxed\.cluster)?{_ASYNC}(?:\.v([24]))?\.([busf])(32|64)"
-)
-def store_async(warp, ins, match):
-    """[a] = b in another CTA's shared memory; the mbarrier there receives the bytes at completion."""
-    _to_cluster(warp, ins, int(match[3]) // 8)
-
-
-def _to_cluster(warp, ins, size, combined=None):
-    """[a], b, [mbarrier]: in flight; combined(cta, offset, data) is what is written, None: the data.
-
-    Adjacent stores of neighboring lanes with the same mbarrier are one operation in flight. The mbarrier counts
-    each lane's bytes separately, so that a phase that expects fewer of them can end between lanes.
-    """
-    address, source, mbar = ins.operands
-    sources = source.items if isinstance(source, Vec) else (source,)
-    resolve = warp.cta.cluster.resolve
-    addresses, barriers = (shared_addresses(warp, o, ins.opcode) for o in (address, mbar))
-    columns = [warp.read64(s) if size == 8 else warp.read32(s) for s in sources]
-    name = ".".join(ins.opcode.split(".")[:2])
-    runs = []  # [CTA, first byte, bytes, mbarrier]
-    for lane, at, barrier_at in zip(warp.lanes, addresses, barriers, strict=True):
-        data = np.array([column[lane] for column in columns], _SIZED[size]).tobytes()
-        cta, offset = resolve(at)
-        barrier_cta, barrier = resolve(barrier_at)
-        if barrier_cta is not cta:
-            warp.fault(f"{name}: data and mbarrier must be in the same CTA", IllegalAccess)
-        last = runs[-1] if runs and combined is None else None
-        if last and last[0] is cta and last[1] + len(last[2]) == offset and last[3] == barrier:
-            last[2] += data
-        else:
-            runs.append([cta, offset, data, barrier])
-    for cta, offset, data, barrier in runs:
-        counted = [size * len(sources)] * (len(data) // (size * len(sources)))
-        _send(warp, name, cta, offset, np.frombuffer(data, np.uint8), barrier, counted, combined)
-
-
-def _send(warp, name, cta, offset, data, barrier_offset, counted, combined):
-    """Put data for another CTA in flight; its mbarrier is signaled at completion, with this many bytes each time."""
-    issuer = warp.issuer()
-    label = f"{name} of {len(data)} bytes to CTA rank {cta.rank}"
-    checked = checks.copy_checks(warp, label, is_async=False)
-
-    def action():
-        new = data if combined is None else combined(cta, offset, data)
-        cta.shared.write(offset, new, issuer)
-        checked.writes_shared(
-            cta.shared, offset, len(data), awaited=False, atomic=combined is not None
-        )
-        barrier = cta.mbarrier(barrier_offset)
-        checked.signals(barrier)
-        for nbytes in counted:
-            barrier.complete_tx(nbytes, issuer)
-
-    warp.cta.machine.engine.submit(action, label, issuer, outlives_cta=True)
-
-
-@instruction(pattern=r"(?:fence|membar)(?:\.[\w:]+)*")
-def fence(warp, ins, match):
-    """Effects of the emulator are visible immediately; only the ordering checks use fences."""
-    order = warp.cta.machine.ordering
-    if order is None:
-        return
-    words = ins.opcode.split(".")
-    if words[:3] == ["fence", "proxy", "tensormap::generic"]:
-        tensor_maps.fence(warp, ins)
-        return
-    if words[:2] == ["fence", "mbarrier_init"]:
-        order.fence_barriers(warp)
-    elif words[:2] == ["fence", "proxy"]:
-        if words[2].startswith("async"):
-            is_global, shared = "global" in words, any(w.startswith("shared") for w in words)
-            both = is_global == shared
-            order.fence_proxy(warp, shared or both, is_global or both)
-    else:
-        scope = written_scope(ins.opcode)
-        publishes, learns = "acquire" not in words, "release" not in words
-        order.fence(warp, GPU if scope is None else scope, publishes, learns)

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from cute_fa4.emulator.checks import LEVELS, Ordering, causes
-from cute_fa4.emulator.checks.memory import GlobalRegions
+from cute_fa4.emulator.checks.regions import GlobalRegions
 from cute_fa4.emulator.checks.shadow import ByteShadow
 from cute_fa4.emulator.checks.tensor import new_shadow
 from cute_fa4.emulator.machine import observer as observers

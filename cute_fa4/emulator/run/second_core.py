@@ -30,7 +30,7 @@ PATIENCE, GRACE = 4.0, 10.0
 
 @dataclass(frozen=True)
 class Touched:
-    """Accesses of a launch to a range of global memory: a checks.memory.Region after the launch."""
+    """Accesses of a launch to a range of global memory: a checks.regions.Region after the launch."""
 
     was_read: tuple
     was_written: tuple

@@ -164,14 +164,14 @@ def _chosen(names, backends: dict) -> dict:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}; accepted: a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text}; accepted: a number of at least 1")
     return value
 
 
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{text}; accepted: a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text}; accepted: a number of at least 0")
     return value
 
 

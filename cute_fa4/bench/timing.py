@@ -18,6 +18,8 @@ from typing import Protocol
 
 import torch
 
+from cute_fa4.bench.nvml import Nvml
+
 WARM_SECONDS = 0.5
 # Even if nvidia-smi hangs, the warm-up ends.
 LONGEST_WARM_UP_SECONDS = 10.0
@@ -102,6 +104,7 @@ class CudaMachine:
         self.properties = torch.cuda.get_device_properties(self.device)
         uuid = str(self.properties.uuid)
         self.uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        self._nvml = Nvml(self.uuid)
         self.flush_bytes = 2 * self.properties.L2_cache_size
         self._larger_than_l2 = torch.empty(self.flush_bytes, dtype=torch.uint8, device=self.device)
         told = _query(self.uuid, "clocks.max.sm") or {}
@@ -127,6 +130,13 @@ class CudaMachine:
 
     def now(self) -> float:
         return time.perf_counter()
+
+    def rest(self, seconds: float) -> None:
+        torch.cuda.synchronize(self.device)
+        time.sleep(seconds)
+
+    def energy_joules(self) -> float | None:
+        return self._nvml.energy_joules()
 
     def begin_clock_reading(self) -> ClockReading:
         return _SmiReading(self.uuid)

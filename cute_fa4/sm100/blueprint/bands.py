@@ -235,6 +235,15 @@ class Either(_Pair):
         return of_a + of_b
 
 
+def mask_fact(mask: Mask) -> str:
+    """The word of a mask in the tuning table: Full, Causal or other.
+
+    >>> [mask_fact(mask) for mask in (Full(), Causal(), Window(True, False))]
+    ['Full', 'Causal', 'other']
+    """
+    return type(mask).__name__ if type(mask) in (Full, Causal) else "other"
+
+
 KINDS = {
     kind.__name__: kind for kind in (Full, Causal, Window, Chunked, ChunkedCausal, Both, Either)
 }

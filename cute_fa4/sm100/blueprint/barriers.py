@@ -182,7 +182,7 @@ def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
     return (
         Barrier(
             *(full, SCALE_SLOT, (every_thread(warps, "scales"),), "softmax"),
-            *("the scales of a key tile are there", empty),
+            *("the scales of a key tile are ready", empty),
         ),
         Barrier(*(empty, SCALE_SLOT, (readers,), "scales", "they have been read", full)),
     )
@@ -255,13 +255,14 @@ def changed_rows(
 ) -> tuple[Barrier, ...]:
     """Rows of another family, with changed fields in some and more rows after some; a row's name selects both.
 
-    >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "widen"}}, {"kv_full": judged_rows(WarpRoles())})
+    >>> behind = {"kv_full": judged_rows(WarpRoles())}
+    >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "dequantize"}}, behind)
     >>> [(row.name, row.awaited_by) for row in ring]
-    [('kv_full', 'widen'), ('work_judged', 'load'), ('kv_empty', 'load')]
+    [('kv_full', 'dequantize'), ('work_judged', 'load'), ('kv_empty', 'load')]
 
     A name that no row has is an error in the caller's table:
 
-    >>> changed_rows(ring_rows(), {"kv_ful": {"awaited_by": "widen"}})
+    >>> changed_rows(ring_rows(), {"kv_ful": {"awaited_by": "dequantize"}})
     Traceback (most recent call last):
     KeyError: "no barrier 'kv_ful': there are kv_full, kv_empty"
     """

@@ -5,14 +5,15 @@
     packed MHA     packed sequences, a key/value head a query head  yes       -0.2 %: against CTAs that end, as ours
     other          masks, grouped heads, pages, lengths             yes       +3.9 %: against CTAs that end
 
-A class is one that a peer has measured (flash-attention#2455, B200). The first run on a chip settles them:
-`python -m cute_fa4 check --device cuda --report FILE` compares both kernels in each class, and a default that loses
-is changed here.
+A class is one that a peer has measured (flash-attention#2455, B200); tuning.toml has the choice of each. The first run
+on a chip settles them: `python -m cute_fa4 check --device cuda --report FILE` compares both kernels in each class, and
+`python -m cute_fa4 tune` writes what wins.
 """
 
+from . import choices, tuning
 from .problem import Problem
 
-CLASSES = {"dense full": True, "packed MHA": True, "other": True}
+CLASSES = choices.FACTS["calls"]
 
 
 def class_of(problem: Problem) -> str:
@@ -29,4 +30,9 @@ def claims_pay(problem: Problem) -> bool:
 
     With share_keys, every CTA has its own range of key tiles: there is nothing to claim.
     """
-    return not problem.share_keys and CLASSES[class_of(problem)]
+    return not problem.share_keys and class_claims(class_of(problem))
+
+
+def class_claims(name: str) -> bool:
+    """Whether problems of a class claim blocks."""
+    return tuning.choose("claims", calls=name)

@@ -4,7 +4,7 @@
     text          FA4Config(group=4, mask=Causal(), q_layout='packed', ...), which evaluates
 
 Both compare with the configuration that the same class makes without these choices, so that defaults are left
-out.
+out. A name has the same choices under every tuning table: those that differ from the package's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 
-from . import bands, spelled
+from . import bands, spelled, tuning
 from .problem import Problem
 
 LONGEST = (
@@ -61,6 +61,10 @@ def _problem(p: Problem) -> list[str]:
         (p.latent, "latent"),
         (p.sink or p.sink_dtype != "f32", f"{'' if p.sink else 'no'}sink_{p.sink_dtype}"),
         *of_functions(p),
+        (p.q_block or p.kv_block, f"blocks{p.q_block}x{p.kv_block}"),
+        (p.full_blocks, "fullblocks"),
+        (p.packed_lists, "packedlists"),
+        (p.list_offsets, "listoffsets"),
         (p.write_lse, "lse"),
         (p.split_keys, "split"),
         (p.share_keys, "share"),
@@ -106,7 +110,7 @@ def _function(mod) -> str:
 
 def _schedule(config) -> list[str]:
     """The choices of a schedule that differ from its own defaults for the problem."""
-    schedule = asked(config)
+    schedule = asked(config, {tuning.shipped()})
     default, words = type(schedule)(), []
     for name in (f.name for f in fields(schedule)):
         value = getattr(schedule, name)
@@ -126,24 +130,45 @@ def _word(text: str) -> str:
 
 
 def text(config) -> str:
-    """A call that makes an equal configuration (the imports it needs are those of FA4Config's docstring)."""
+    """A call that makes an equal configuration (the imports it needs are those of FA4Config's docstring).
+
+    Under the active tuning table and under that of the package.
+    """
+    return _text(config)
+
+
+def text_for_name(config) -> str:
+    """The same under the package's tuning table: the hash of a name depends on no other."""
+    return _text(config, {tuning.shipped()})
+
+
+def _text(config, tables: set | None = None) -> str:
     plain = type(config)(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth)
-    plain = replace(plain, schedule=config.schedule)  # said below, if at all
+    object.__setattr__(plain, "schedule", config.schedule)  # said below, if at all
     shown = spelled.call(config, plain, ("qkv_dtype", "qk_depth"))[:-1]
-    schedule = asked(config)
+    schedule = asked(config, tables)
     if schedule == type(type(config)().schedule)():
         return f"{shown})"
     return f"{shown}, schedule={spelled.call(schedule, type(schedule)())})"
 
 
-def asked(config):
-    """The schedule without the choices that it would also make as defaults for this problem: these are open (None)."""
+def asked(config, tables: set | None = None):
+    """The schedule without the choices that it would also make as defaults for this problem: these are open (None).
+
+    tables: of choices (tuning.py), under each of which it would; None: the active one and that of the package
+    """
+    tables = {tuning.shipped(), tuning.active()} if tables is None else tables
     schedule = config.schedule
     if config.contradictions() or schedule.contradictions(config):
         return schedule
     default = type(schedule)()
     for name in (f.name for f in fields(schedule) if getattr(default, f.name) is None):
         without = replace(schedule, **{name: None})
-        if without.resolved(config) == config.schedule:
+        if all(_resolved(without, config, table) == config.schedule for table in tables):
             schedule = without
     return schedule
+
+
+def _resolved(schedule, config, table):
+    with tuning.using(table):
+        return schedule.resolved(config)

@@ -4,8 +4,11 @@ score_mods.py wraps them in functions with names and checks. They are called whi
 of one score: (score, batch, head, q_idx, kv_idx, aux) -> score.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 LOG2_E = 1.4426950408889634
 
@@ -20,10 +23,12 @@ class InKernel:
 
     by_score  its derivative by the score: its value -> slope, or a number: 1.0 if it adds what does not depend on the
               score. None: it has no derivative
+    plain     the same function in torch, from which the derivatives by elements of aux are derived. None: it reads none
     """
 
     function: Callable
     by_score: Callable | float | None = None
+    plain: Callable | None = None
 
     def __call__(self, *given):
         return self.function(*given)
@@ -90,7 +95,16 @@ def with_bias(heads: bool) -> InKernel:
 
         return select_(value == Float32(LOWEST), Float32(0.0), Float32(1.0))
 
-    return InKernel(biased, by_score)
+    def plain(score, batch, head, q_idx, kv_idx, aux):
+        queries, keys = aux[0].shape[-2], aux[0].shape[-1]
+        inside = (q_idx < queries) & (kv_idx < keys)
+        at = torch.where(inside, q_idx, 0), torch.where(inside, kv_idx, 0)
+        bias = aux[0][(batch, head, *at) if heads else (batch, *at)]
+        value = torch.where(inside, bias, -math.inf)
+        far = (value < LOWEST) & (value > -math.inf)
+        return torch.where(far, LOWEST, score + value)
+
+    return InKernel(biased, by_score, plain)
 
 
 def with_logits(extent: int) -> InKernel:
@@ -104,10 +118,29 @@ def with_logits(extent: int) -> InKernel:
         bias = aux[0][aux.q_row, head, select_(near, distance, Int32(0))].to(Float32)
         return score + select_(near, bias, Float32(0.0))
 
-    return InKernel(biased, by_score=1.0)
+    def plain(score, batch, head, q_idx, kv_idx, aux):
+        distance = aux.position - kv_idx
+        near = (distance >= 0) & (distance < extent)
+        bias = aux[0][aux.q_row, head, torch.where(near, distance, 0)]
+        return score + torch.where(near, bias, 0.0)
+
+    return InKernel(biased, by_score=1.0, plain=plain)
 
 
 def _reciprocal(x):
     import cutlass.cute as cute
 
     return cute.arch.rcp_approx(x)
+
+
+def alibi_slope(head: int, num_heads: int) -> float:
+    """2^(-8 (h+1) / H) for a power of two H; otherwise with F, the largest power of two below, for h < F, and
+    2^(-8 (2 (h-F) + 1) / (2F)) for the rest.
+
+    >>> alibi_slope(0, 8), alibi_slope(7, 8), alibi_slope(8, 12)
+    (0.5, 0.00390625, 0.7071067811865476)
+    """
+    full = 1 << (num_heads.bit_length() - 1)
+    if head < full:
+        return 2.0 ** (-8 * (head + 1) / full)
+    return 2.0 ** (-8 * (2 * (head - full) + 1) / (2 * full))

@@ -6,6 +6,7 @@ from operator import index
 from cute_fa4 import scales
 from cute_fa4.dtypes import (
     BF16,
+    CACHED,
     E4M3,
     FLOATS,
     FP16,
@@ -22,8 +23,9 @@ from cute_fa4.dtypes import (
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.scales import Scales
 
-from . import bands
+from . import bands, listed, rope_columns
 from .chip import ARCHES
+from .latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
 from .score_mods import ScoreMod
 
 # The kernel computes c s - c m, where c m has 24 bits: its rounding error is a common factor of a row's weights, which
@@ -37,21 +39,6 @@ LARGEST_SCORE_LOG2 = {BF16.name: 30, FP16.name: 26, E4M3.name: 24}
 
 COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030
 COLUMNS_OF_SCALE = 128  # numbers of a row of a latent cache that share a scale
-MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
-
-
-def heads_of_latent_tile(heads: int, rows: int = MOST_LATENT_ROWS) -> int:
-    """How many heads of a latent cache share a tile of so many rows: all, or an equal part that fits.
-
-    >>> heads_of_latent_tile(16), heads_of_latent_tile(64), heads_of_latent_tile(96), heads_of_latent_tile(128)
-    (16, 64, 48, 64)
-    >>> heads_of_latent_tile(96, 128), heads_of_latent_tile(256, 128)
-    (96, 128)
-    """
-    parts = -(-heads // rows)
-    while heads % parts:
-        parts += 1
-    return heads // parts
 
 
 def plain_integers(config, *names: str) -> None:
@@ -67,7 +54,8 @@ class Problem:
     """The properties of a call. Lengths, batch and head count are left out: one compile serves them all.
 
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
-    kv_dtype       "e4m3" or "e5m2": 8-bit K and V with 16-bit Q, and P is fp16; None: as qkv_dtype
+    kv_dtype       "e4m3" or "e5m2": 8-bit K and V with 16-bit Q, and P is fp16; "e2m1": 4-bit K and V, with an e4m3
+                   scale of each 16 numbers (NVFP4); None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
     descales       Scales, or their letters: factors that dequantize Q, K and V, and a factor of O before it is
                    rounded (cute_fa4/scales.py)
@@ -95,6 +83,11 @@ class Problem:
     score_mod      a function of the scaled score, applied before the mask; None: none
     mask_mod       a function that says whether a key is visible, in addition to the mask; None: none
     aux            (dtype, rank) of each tensor that these functions read
+    q_block        queries of a block that has a list of key blocks (work/block_lists.py); 0: there are no lists
+    kv_block       keys of a block of these lists
+    full_blocks    further lists have the key blocks of which mask_mod hides nothing
+    packed_lists   lists follow one another; a tensor says where those of a sequence begin. Otherwise they are padded
+    list_offsets   another tensor says where their entries begin; otherwise all sequences have as many key blocks
     write_lse      also write the log-sum-exp, f32, natural logarithm
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
     share_keys     with split_keys: every CTA takes an equal share of the batch's key tiles (work/shared_order.py)
@@ -133,6 +126,11 @@ class Problem:
     score_mod: ScoreMod | None = None
     mask_mod: ScoreMod | None = None
     aux: tuple = ()
+    q_block: int = 0
+    kv_block: int = 0
+    full_blocks: bool = False
+    packed_lists: bool = False
+    list_offsets: bool = False
     write_lse: bool = False
     split_keys: bool = False
     share_keys: bool = False
@@ -145,7 +143,7 @@ class Problem:
     def __post_init__(self):
         object.__setattr__(self, "descales", Scales.of(self.descales))
         plain_integers(self, "qk_depth", "ov_depth", "group", "page_size")
-        plain_integers(self, "rope_depth", "rope_page_size")
+        plain_integers(self, "rope_depth", "rope_page_size", "q_block", "kv_block")
         if self.page_size % COMMON_PAGE == 0 and self.page_size > 0 and self._may_bind_pages:
             object.__setattr__(self, "page_size", COMMON_PAGE)
         if self.o_dtype is None:
@@ -176,7 +174,7 @@ class Problem:
     @property
     def stores_quantized(self) -> bool:
         """K and V are quantized in global memory."""
-        return is_quantized(self.stored_dtype)
+        return (self.kv_dtype or self.qkv_dtype) in CACHED
 
     @property
     def p_dtype(self) -> str:
@@ -192,14 +190,28 @@ class Problem:
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype of K and V in global memory."""
-        return self.kv_dtype or self.qkv_dtype
+        """The dtype of elements of K and V in global memory: bytes, where two numbers share one."""
+        return row_of(self.kv_dtype or self.qkv_dtype).element
+
+    @property
+    def in_element(self) -> int:
+        return row_of(self.kv_dtype or self.qkv_dtype).in_byte
+
+    @property
+    def stored_ov_depth(self) -> int:
+        """Elements of stored_dtype in a row of V in global memory."""
+        return self.ov_depth // self.in_element
+
+    @property
+    def cache_blocks(self) -> bool:
+        """K and V have e4m3 scales of each few numbers of a row in tensors of their own (NVFP4)."""
+        return self.in_element > 1
 
     @property
     def stored_depth(self) -> int:
         """Elements of stored_dtype in a row of K in global memory; scales and RoPE columns follow the numbers."""
         if not (self.latent and self.scale_dtype and self.rope_dtype):
-            return self.qk_depth - self.rope_depth
+            return (self.qk_depth - self.rope_depth) // self.in_element
         in_row = bytes_of(self.scale_dtype, self.ov_depth // COLUMNS_OF_SCALE)
         rotary = bytes_of(self.rope_dtype, self.qk_depth - self.ov_depth)
         return self.ov_depth + elements_in(self.stored_dtype, in_row + rotary)
@@ -290,7 +302,11 @@ class Problem:
         """Why no kernel of any schedule can run this: meaningless values, or values that exclude each other."""
         return [
             *(*self._wrong_types(), *self._wrong_numbers()),
-            *(*self._wrong_layouts(), *self._wrong_rope()),
+            *(
+                *self._wrong_layouts(),
+                *rope_columns.contradictions(self),
+                *listed.contradictions(self),
+            ),
         ]
 
     def _wrong_types(self) -> list[str]:
@@ -300,10 +316,10 @@ class Problem:
                 why.append(
                     f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(FLOATS)}"
                 )
-        if self.kv_dtype is not None and (not is_quantized(self.kv_dtype) or self.is_quantized):
+        if self.kv_dtype is not None and (self.kv_dtype not in CACHED or self.is_quantized):
             why.append(
-                f"kv_dtype={self.kv_dtype!r} with qkv_dtype={self.qkv_dtype!r}: it is for keys of eight bits under "
-                f"queries of 16: use None, or one of {', '.join(QUANTIZED)} "
+                f"kv_dtype={self.kv_dtype!r} with qkv_dtype={self.qkv_dtype!r}: it is for quantized keys under "
+                f"queries of 16 bits: use None, or one of {', '.join(CACHED)} "
                 f"with {' or '.join(map(repr, UNQUANTIZED))}"
             )
         if self.kv_dtype is not None and (self.descales.q or self.descales.of_blocks):
@@ -316,15 +332,20 @@ class Problem:
                 f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales of q, k and v are for 8-bit "
                 f"elements: use '' or 'o', or one of {', '.join(QUANTIZED)}"
             )
+        if self.cache_blocks and (self.descales.of_keys or self.latent or self.rope_depth):
+            why.append(
+                f"kv_dtype={self.kv_dtype!r} with descales={self.descales!r}, latent={self.latent}, rope_depth="
+                f"{self.rope_depth}: use letters of 'kvo', latent=False and rope_depth=0"
+            )
         why += self._wrong_blocks()
         if not isinstance(self.mask, bands.Mask):
             why.append(
-                f"mask={self.mask!r} is no kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of what a "
+                f"mask={self.mask!r} is not a kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of a "
                 "call takes, as masks.chunked(64).mask"
             )
         if self.sink_dtype not in PLAIN_FLOATS:
             why.append(
-                f"sink_dtype={self.sink_dtype!r} is no dtype of sinks: use one of {', '.join(PLAIN_FLOATS)}"
+                f"sink_dtype={self.sink_dtype!r} is not a dtype of sinks: use one of {', '.join(PLAIN_FLOATS)}"
             )
         for dtype, rank in self.aux:
             if dtype not in PLAIN or rank < 1:
@@ -367,7 +388,7 @@ class Problem:
         for name in ("qk_depth", "ov_depth", "group"):
             if getattr(self, name) < 1:
                 why.append(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("page_size", "rope_depth", "rope_page_size"):
+        for name in ("page_size", "rope_depth", "rope_page_size", "q_block", "kv_block"):
             if getattr(self, name) < 0:
                 why.append(
                     f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
@@ -378,11 +399,11 @@ class Problem:
         why = []
         if self.q_layout not in ("dense", "packed"):
             why.append(
-                f"q_layout={self.q_layout!r} is no layout of queries: use 'dense' or 'packed'"
+                f"q_layout={self.q_layout!r} is not a layout of queries: use 'dense' or 'packed'"
             )
         if self.kv_layout not in ("dense", "packed", "paged"):
             why.append(
-                f"kv_layout={self.kv_layout!r} is no layout of keys: use 'dense', 'packed' or 'paged'"
+                f"kv_layout={self.kv_layout!r} is not a layout of keys: use 'dense', 'packed' or 'paged'"
             )
         if (self.kv_layout == "paged") != bool(self.page_size):
             why.append(
@@ -415,29 +436,5 @@ class Problem:
                 why.append(
                     f"{name}=True with kv_layout={self.kv_layout!r}, seqused_k={self.seqused_k}: it is about the "
                     "rows of a cache: use kv_layout='dense' or 'paged', and seqused_k=True"
-                )
-        return why
-
-    def _wrong_rope(self) -> list[str]:
-        why = []
-        if self.rope_dtype is not None and not (self.rope_depth or self.latent):
-            why.append(f"rope_dtype={self.rope_dtype!r} with rope_depth=0: use None")
-        if self.rope_page_size and not self.rope_depth:
-            why.append(f"rope_page_size={self.rope_page_size} with rope_depth=0: use 0")
-        if not self.rope_depth:
-            return why
-        if self.rope_depth >= self.qk_depth:
-            why.append(
-                f"rope_depth={self.rope_depth} of qk_depth={self.qk_depth}: it counts the last columns: use fewer"
-            )
-        if self.kv_layout == "paged" and not self.rope_page_size:
-            why.append(
-                "rope_page_size=0 with kv_layout='paged': columns that all heads share have pages of their own: say "
-                "how many keys these hold"
-            )
-        for name in ("latent", "cache_batch_idx", "cache_leftpad"):
-            if getattr(self, name):
-                why.append(
-                    f"{name}=True with rope_depth={self.rope_depth}: K of each head is no cache: use False"
                 )
         return why

@@ -16,6 +16,7 @@ WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is be
 DEEP = tuple(
     range(272, 513, 16)
 )  # of Q and K there; of V and O in two launches (calls/split_keys/halves.py)
+DEPTHS_OF_FP4 = (64, 128)  # of Q, K, V and O: the scales of a row are whole words
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 QK_DEPTHS_OF_FP8 = tuple(range(16, 257, 16))  # of Q and K where a slot has two spans of eight bits
 DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two launches
@@ -24,20 +25,24 @@ DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two la
 class Extra(Flag):
     """Features that some families have, and others do not.
 
-    WIDENED_KEYS  8-bit keys with 16-bit queries (few_rows/dequantized/, two_tiles/dequantized/)
+    DEQUANTIZED_KEYS  8-bit keys with 16-bit queries (few_rows/dequantized/, two_tiles/dequantized/)
+    CACHE_BLOCKS  4-bit keys with scales of blocks (NVFP4) with 16-bit queries (few_rows/dequantized/)
     ROPE          columns of K from a separate tensor
-    WIDENED_ROPE  such columns of 8 bits with 16-bit K (wide/dequantized_rope/)
+    DEQUANTIZED_ROPE  such columns of 8 bits with 16-bit K (wide/dequantized_rope/)
     MIXED_ROPE    such columns of 16 bits with 8-bit K
     KEY_SCALES    a scale for each key (roles/token_scales.py)
     BLOCK_SCALES  scales of blocks of Q and K (two_tiles/block_scaled/)
+    BLOCK_LISTS   lists of key blocks (work/block_lists.py)
     """
 
-    WIDENED_KEYS = auto()
+    DEQUANTIZED_KEYS = auto()
+    CACHE_BLOCKS = auto()
     ROPE = auto()
-    WIDENED_ROPE = auto()
+    DEQUANTIZED_ROPE = auto()
     MIXED_ROPE = auto()
     KEY_SCALES = auto()
     BLOCK_SCALES = auto()
+    BLOCK_LISTS = auto()
 
 
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -82,6 +87,11 @@ def problem_not_built(
     extras: its features; qk_depths, ov_depths: 16-bit head dims that it runs; qk_depths_of_fp8: 8-bit ones
     """
     why = []
+    if problem.q_block and Extra.BLOCK_LISTS not in extras:
+        why.append(
+            f"q_block={problem.q_block}: lists of key blocks are for schedule=TwoTiles() or OneTile(): use "
+            "one of them, or q_block=0"
+        )
     if problem.block_scales and Extra.BLOCK_SCALES not in extras:
         why.append(
             f"descales={problem.descales!r}: scales of blocks of {BLOCK} are for schedule=BlockScaled(): use it, or "
@@ -92,19 +102,26 @@ def problem_not_built(
             f"descales={problem.descales!r}: scales of each key are for schedule=TwoTiles(), OneTile(), or "
             "SwappedTile(): use one of them, or scales of each sequence and head"
         )
-    if problem.kv_dtype is not None and Extra.WIDENED_KEYS not in extras:
+    if problem.kv_dtype is not None and Extra.DEQUANTIZED_KEYS not in extras:
         why.append(
             f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: this family multiplies K as "
-            f"it is stored: use schedule=WidenedTile() or SlotTwoTiles(), or queries of {problem.kv_dtype}"
+            f"it is stored: use schedule=DequantizedTile() or SlotTwoTiles(), or queries of {problem.kv_dtype}"
         )
+    if problem.cache_blocks and Extra.CACHE_BLOCKS not in extras:
+        why.append(
+            f"kv_dtype={problem.kv_dtype!r} is not supported in this family: use schedule=DequantizedTile(), "
+            f"which has up to 32 rows, or one of {', '.join(QUANTIZED)}"
+        )
+    elif problem.cache_blocks:
+        qk_depths = ov_depths = DEPTHS_OF_FP4
     if problem.qkv_dtype not in OPERANDS:
         why.append(
-            f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use one of {', '.join(OPERANDS)}"
+            f"qkv_dtype={problem.qkv_dtype!r} is not supported: use one of {', '.join(OPERANDS)}"
         )
     outputs = o_dtypes(problem)
     if problem.o_dtype not in outputs:
         why.append(
-            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
+            f"o_dtype={problem.o_dtype!r} is not supported for qkv_dtype={problem.qkv_dtype!r}: use "
             f"{' or '.join(map(repr, outputs))}"
         )
     if is_quantized(problem.o_dtype) and problem.ov_depth % 16:
@@ -121,7 +138,7 @@ def problem_not_built(
         of_qk = QK_DEPTHS
     for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
         if getattr(problem, name) not in depths:
-            why.append(f"{name}={getattr(problem, name)} is not built yet: use {in_words(depths)}")
+            why.append(f"{name}={getattr(problem, name)} is not supported: use {in_words(depths)}")
     if problem.latent:
         why.append("latent=True: only kernels that read V from K do: use schedule=LatentTile()")
     if problem.rope_depth and Extra.ROPE not in extras:
@@ -133,19 +150,19 @@ def problem_not_built(
         if not (Extra.MIXED_ROPE in extras and (problem.mixes_rope or one_dtype)):
             why.append(
                 f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r}, rope_dtype="
-                f"{problem.rope_dtype!r} is not built yet: use rope_dtype={problem.qkv_dtype!r}, 'bf16' or 'fp16' "
+                f"{problem.rope_dtype!r} is not supported: use rope_dtype={problem.qkv_dtype!r}, 'bf16' or 'fp16' "
                 "with schedule=TwoTiles() or OneTile(), or qkv_dtype='bf16' or 'fp16'"
             )
-    elif problem.rope_dtype is not None and Extra.WIDENED_ROPE not in extras:
+    elif problem.rope_dtype is not None and Extra.DEQUANTIZED_ROPE not in extras:
         why.append(
-            f"rope_dtype={problem.rope_dtype!r} is not built yet in this family: use None, or e4m3 with "
+            f"rope_dtype={problem.rope_dtype!r} is not supported in this family: use None, or e4m3 with "
             "schedule=RopeTile()"
         )
     if problem.scale_dtype is not None and not (
-        problem.scales_rope and Extra.WIDENED_ROPE in extras
+        problem.scales_rope and Extra.DEQUANTIZED_ROPE in extras
     ):
         why.append(
-            f"scale_dtype={problem.scale_dtype!r} with rope_dtype={problem.rope_dtype!r} is not built yet: use None, "
+            f"scale_dtype={problem.scale_dtype!r} with rope_dtype={problem.rope_dtype!r} is not supported: use None, "
             f"or 'f32' with rope_dtype {' or '.join(QUANTIZED)} and schedule=RopeTile()"
         )
     return why

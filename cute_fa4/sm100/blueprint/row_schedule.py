@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from cute_fa4 import dtypes
 
+from . import listed, tuning
 from .chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from .claims import claims_pay
 from .memory_maps import SmemMap, TmemMap
@@ -31,6 +32,25 @@ RESCALE_LOG2, RESCALE_LOG2_OF_QUANTIZED = 8.0, 0.0
 def default_rescale_log2(problem: Problem) -> float:
     """How far the running maximum may lag where a schedule leaves it open."""
     return RESCALE_LOG2_OF_QUANTIZED if problem.is_quantized else RESCALE_LOG2
+
+
+def starts_early(family: str, problem: Problem) -> bool:
+    """Whether a kernel may start while the grid before it ends, where its schedule leaves that open."""
+    facts = {"pack_gqa": problem.pack_gqa, "split_keys": problem.split_keys}
+    return tuning.choose("dependent_launch", family=family, **facts)
+
+
+def emulated_pairs(
+    family: str,
+    problem: Problem,
+    maximum: str = "exact",
+    exponential: str = "exact",
+    summed: bool = False,
+) -> int:
+    """Pairs of exponentials on the FMA units, per 64 pairs, where a schedule leaves that open."""
+    facts = {"maximum": maximum, "exponential": exponential, "summed": summed}
+    of_problem = {"arch": problem.arch, "head_dim": problem.qk_depth}
+    return tuning.choose("exp2_emulated", family=family, **of_problem, **facts)
 
 
 def lag_contradictions(problem: Problem, rescale_log2: float | None) -> list[str]:
@@ -50,12 +70,12 @@ class RowSchedule:
 
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
-    exp2_emulated  how many of 64 pairs of exponentials the FMA units compute; None: what suits the arch
+    exp2_emulated  how many of 64 pairs of exponentials the FMA units compute; None: as the tuning table says
     claims         a finished CTA takes over a block of the grid that has not started (work/queue.py); False: it
                    exits; None: as claims_pay decides for the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
-                   touch what it may have written (programmatic dependent launch); None: where groups are packed or
-                   keys split
+                   touch what it may have written (programmatic dependent launch); None: as the tuning
+                   table says
     warps          roles and registers
     """
 
@@ -91,15 +111,13 @@ class RowSchedule:
         """The schedule with every open choice made."""
         changes = {}
         if self.exp2_emulated is None:
-            pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
-            changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
+            changes["exp2_emulated"] = emulated_pairs(self.family, problem)
         if self.rescale_log2 is None:
             changes["rescale_log2"] = default_rescale_log2(problem)
         if self.claims is None or problem.share_keys:  # equal shares: there is nothing to claim
             changes["claims"] = claims_pay(problem)
         if self.dependent_launch is None:
-            # Decode, and what a combine kernel follows: docs/decisions/0007
-            changes["dependent_launch"] = problem.pack_gqa or problem.split_keys
+            changes["dependent_launch"] = starts_early(self.family, problem)
         return replace(self, **changes)
 
     def tiles(self, problem: Problem) -> Tiles:
@@ -112,6 +130,13 @@ class RowSchedule:
             return self.warps
         warps = self.warps.for_look_ups(gathers or scales)
         return warps.with_values() if gathers and self.values_apart else warps
+
+    def load_apart(self, problem: Problem) -> bool:
+        """Whether the load warp has its own address: where ptxas spilled the common one (test_stacks.py).
+
+        Elsewhere it spills the second address instead, for example with 192 columns and without a second tensor.
+        """
+        return problem.mixes_rope or problem.scales_rope
 
     def contradictions(self, problem: Problem) -> list[str]:
         """Meaningless values."""
@@ -155,6 +180,7 @@ class RowSchedule:
         return why + tiles.rope_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
-        return problem_not_built(
+        why = problem_not_built(
             problem, self.extras, self.qk_depths, self.ov_depths, self.qk_depths_of_fp8
         )
+        return why + listed.refusals(problem, self.query_tiles * ROWS_PER_Q_TILE)

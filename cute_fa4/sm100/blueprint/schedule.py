@@ -7,7 +7,7 @@
     two_tiles/dequantized     SlotTwoTiles: two query tiles of 16 bits, 8-bit keys dequantized in their slots
     one_tile                  OneTile: one query tile of 128 rows, even and odd key tiles side by side
     few_rows                  SwappedTile: 8 to 64 rows; keys and depth take the place of the 128 rows
-    few_rows/dequantized      WidenedTile: the same of 16 bits, 8-bit keys dequantized in the CTA
+    few_rows/dequantized      DequantizedTile: the same of 16 bits, 8-bit keys dequantized in the CTA
     wide                      WideTile: one query tile of 128 rows, head dims up to 512, of V 256 per launch
     wide/pair                 WidePair: two CTAs share the MMAs of a query tile of 256 rows, wide heads
     wide/dequantized_rope     RopeTile: as WideTile, 8-bit RoPE columns of K dequantized in the CTA

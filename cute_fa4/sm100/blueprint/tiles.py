@@ -373,14 +373,14 @@ class Tiles:
         fits = fits and not (quantized and problem.own_depth > granule)
         if self.rope_columns > granule or not fits:
             most = self.rope_box_columns if problem.mixes_rope else granule
-            behind = (
+            before = (
                 f"a multiple of {LINE_OF_TMA} up to {granule}"
                 if quantized
                 else f"a multiple of {granule}"
             )
             why.append(
                 f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: they have a swizzle span, "
-                f"{most} elements, behind {problem.own_depth} in spans of {granule}: use up to {most} behind {behind}"
+                f"{most} elements, after {problem.own_depth} in spans of {granule}: use up to {most} after {before}"
             )
         return why
 

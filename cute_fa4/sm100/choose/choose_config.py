@@ -1,10 +1,9 @@
 """Problem and family -> FA4Config; which_kernel.py chooses the family of a call."""
 
 from dataclasses import fields, replace
-from functools import lru_cache
 
 from ...dtypes import is_quantized
-from ..blueprint import bands
+from ..blueprint import bands, tuning
 from ..blueprint.reach import DEEP, DEEP_OF_FP8, DEPTHS, QK_DEPTHS, WIDE_DEPTHS, depths_of, in_words
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import KEYS_PER_TILE
@@ -114,7 +113,7 @@ def columns_of_v(head_dim_v: int, of_8_bits: bool = False) -> int:
     return head_dim_v // 2 if head_dim_v in (DEEP_OF_FP8 if of_8_bits else DEEP) else head_dim_v
 
 
-@lru_cache(maxsize=4096)
+@tuning.cached(maxsize=4096)
 def config_for(**choices) -> FA4Config:
     """The configuration that runs such a problem; ValueError with every reason if none does."""
     config = choose_config(**choices)

@@ -19,12 +19,13 @@ from math import floor
 
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import P_LOG2
+from ..blueprint.latent_rows import MOST_LATENT_ROWS
 from ..blueprint.memory_maps import SmemMap, TmemMap
-from ..blueprint.naming import kernel_name, text
-from ..blueprint.problem import LARGEST_SCORE_LOG2, MOST_LATENT_ROWS, Problem
+from ..blueprint.naming import kernel_name, text, text_for_name
+from ..blueprint.problem import LARGEST_SCORE_LOG2, Problem
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import Tiles
-from ..few_rows.dequantized.schedule import WidenedTile
+from ..few_rows.dequantized.schedule import DequantizedTile
 from ..few_rows.schedule import SwappedTile
 from ..latent.dequantized.schedule import LatentRows
 from ..latent.pair.schedule import LatentPair
@@ -47,7 +48,7 @@ SCHEDULES = {
         Pair,
         OneTile,
         SwappedTile,
-        WidenedTile,
+        DequantizedTile,
         SlotTwoTiles,
         WideTile,
         WidePair,
@@ -121,6 +122,12 @@ class FA4Config(Problem):
         return self.schedule.warps if asked is None else asked(self)
 
     @property
+    def load_apart(self) -> bool:
+        """Whether the load warp has its own value of the address of shared memory (another_base in kernel.py)."""
+        asked = getattr(self.schedule, "load_apart", None)
+        return asked is not None and asked(self)
+
+    @property
     def cluster_parts(self) -> int:
         """CTAs of a cluster that share the keys of a block; 1: a CTA has a block to itself, or a part of its keys."""
         return getattr(self.schedule, "cluster_parts", 1)
@@ -130,6 +137,11 @@ class FA4Config(Problem):
         why = [*self.contradictions(), *self.schedule.contradictions(self)]
         # The derived numbers are defined only for values that make sense.
         return why or self.schedule.refusals(self)
+
+    @property
+    def lists_blocks(self) -> bool:
+        """Lists say which key blocks a block of queries takes (work/block_lists.py)."""
+        return self.q_block > 0
 
     @property
     def reads_by_quarter(self) -> bool:
@@ -146,7 +158,8 @@ class FA4Config(Problem):
         A function of scores may hide these, and a mask with a lower bound has a masked tile before the whole ones.
         """
         plain = not (self.has_functions or self.mask.has_lower_bound)
-        return self.schedule.lags and plain and self.schedule.quarter_pays(self)
+        asked = getattr(self.schedule, "first_reference", None)
+        return self.schedule.lags and plain and asked == "quarter"
 
     @property
     def sees_by_warp(self) -> bool:
@@ -180,7 +193,7 @@ class FA4Config(Problem):
         >>> FA4Config(mask=masks.Causal()).name.startswith("mha2q_bf16_d128_g1_causal_sm_100a_")
         True
         """
-        return f"{kernel_name(self)}_{sha256(repr(self).encode()).hexdigest()[:8]}"
+        return f"{kernel_name(self)}_{sha256(text_for_name(self).encode()).hexdigest()[:8]}"
 
     def __repr__(self) -> str:
         return text(self)

@@ -16,14 +16,15 @@ For packed sequences, metadata gives the mean and the longest length, not the di
 sequences: with lengths of 46 to 8192 (mean 1638), a row shares its sequence with 4,681 others on average. The midpoint
 between the mean and the longest length approximates that.
 
-`Lengths` is what a call knows without reading any of its tensors. Pairs are taken where they save LEAST_GAIN at least
-and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0020).
+`Lengths` is what a call knows without reading any of its tensors. Cycles are rows of the tuning table
+(sm100/blueprint/tuning.toml). Pairs are taken where they save its least gain and fill the chip; what it has no row for
+runs on CTAs alone (docs/decisions/0020).
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..blueprint import bands
+from ..blueprint import bands, tuning
 
 CTAS = 2
 PAIRS_OF_SMS = 74  # of a B200
@@ -32,14 +33,11 @@ ROWS_OF_PAIR = CTAS * ROWS_ALONE
 KEYS_A_TILE = 128
 STEP = 16  # of depth, for the tensor core
 LAGS_TO = 128  # columns of K: up to there P waits for the exact maximum, which pairs cannot hide
-LONGEST_OF_MEAN = (
-    6  # beyond that what a caller says of the longest sequence may be what its server allows
-)
-LEAST_GAIN = 0.02  # of the cycles: less than this a model cannot tell
+OF_LENGTHS = ("queries", "keys")  # facts of the tuning table's rows for pairs
 
 
 class Cycles(NamedTuple):
-    """Modelled cycles that a block adds to a CTA that is at work: at its start, and for each key tile.
+    """Cycles that a block adds to a CTA that is at work: at its start, and for each key tile.
 
     The start is negative where query tile 0 skips more than a start takes (docs/decisions/0023).
     """
@@ -51,22 +49,19 @@ class Cycles(NamedTuple):
         return self.start + self.tile * tiles
 
 
-# Architecture -> head dims, as computed, of Q, K and of V, O, and the mask -> alone, in pairs
-# (python -m benchmarks.cycle_model.pairs --rule).
-MODELLED = {
-    "sm_100a": {
-        (128, 128, bands.Full): (Cycles(414, 2320), Cycles(852, 2096)),
-        (128, 128, bands.Causal): (Cycles(-577, 2312), Cycles(343, 2096)),
-        (192, 128, bands.Full): (Cycles(610, 2976), Cycles(336, 2698)),
-        (192, 128, bands.Causal): (Cycles(236, 2976), Cycles(29, 2688)),
-    },
-    "sm_103a": {
-        (128, 128, bands.Full): (Cycles(484, 2296), Cycles(142, 2128)),
-        (128, 128, bands.Causal): (Cycles(-534, 2300), Cycles(-706, 2128)),
-        (192, 128, bands.Full): (Cycles(656, 3056), Cycles(591, 2624)),
-        (192, 128, bands.Causal): (Cycles(60, 3072), Cycles(-538, 2624)),
-    },
-}
+def modelled(arch: str) -> dict[tuple, tuple[Cycles, Cycles]]:
+    """Head dims of Q, K and of V, O, and the mask -> alone, in pairs: the rows of the package for an architecture.
+
+    `python -m benchmarks.cycle_model.pairs --rule` models them again.
+    """
+    rows = (row for row in tuning.shipped().rows["pairs"] if row.facts.get("arch") == arch)
+    return {
+        (row.facts["head_dim"], row.facts["head_dim_v"], bands.KINDS[row.facts["mask"]]): (
+            Cycles(*row.value["alone"]),
+            Cycles(*row.value["pairs"]),
+        )
+        for row in rows
+    }
 
 
 @dataclass(frozen=True)
@@ -87,14 +82,25 @@ class Asked:
     arch: str = "sm_100a"
 
     @property
-    def modelled(self) -> tuple[Cycles, Cycles] | None:
-        """Cycles of CTAs alone and of pairs; None: CTAs alone run it, regardless of its lengths."""
+    def facts(self) -> dict | None:
+        """The facts for the tuning table; None: CTAs alone run it, whatever the table says."""
         if self.qkv_dtype not in ("bf16", "fp16") or not self.plain:
             return None
-        depths = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
-        found = MODELLED[self.arch].get((*depths, type(self.mask)))
         lags = self.qkv_dtype == "bf16" and not self.exact
-        return found if lags or self.head_dim > LAGS_TO else None
+        if not lags and self.head_dim <= LAGS_TO:
+            return None
+        qk, ov = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
+        mask = bands.mask_fact(self.mask)
+        return {"arch": self.arch, "head_dim": qk, "head_dim_v": ov, "mask": mask}
+
+    @property
+    def may_pay(self) -> bool:
+        """Whether pairs run it for some lengths."""
+        facts = self.facts
+        table = tuning.active()
+        return facts is not None and any(
+            value != "alone" for value in table.may_choose("pairs", facts, OF_LENGTHS)
+        )
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,8 @@ class Lengths:
     def of_a_row(self) -> tuple[float, float]:
         """Queries and keys of the sequence of a row, on average over rows."""
         known = (self.queries, self.most_queries), (self.keys, self.most_keys)
-        return tuple(
-            (mean + min(max(mean, most), LONGEST_OF_MEAN * mean)) / 2 for mean, most in known
-        )
+        longest = tuning.choose("pairs_longest_of_mean")
+        return tuple((mean + min(max(mean, most), longest * mean)) / 2 for mean, most in known)
 
     def blocks(self, rows: int) -> float:
         """Blocks of so many rows, of all sequences."""
@@ -154,7 +159,8 @@ def pays(asked: Asked, lengths: Lengths) -> bool:
     [False, True, True, True]
     >>> [pays(causal, Lengths(n, n, 16 * (65536 // n))) for n in (2048, 8192, 16384, 32768)]
     [False, True, True, True]
-    >>> [pays(Asked("bf16", 128, 128, bands.Causal(), arch=arch), Lengths(4096, 4096, 128)) for arch in MODELLED]
+    >>> b300 = Asked("bf16", 128, 128, bands.Causal(), arch="sm_103a")
+    >>> [pays(asked, Lengths(4096, 4096, 128)) for asked in (causal, b300)]
     [False, True]
     >>> pays(causal, Lengths(2048, 32768, 64)), pays(full, Lengths(768, 32768, 64)), pays(full, Lengths(2048, 2048, 8))
     (True, False, False)
@@ -164,11 +170,13 @@ def pays(asked: Asked, lengths: Lengths) -> bool:
     >>> [pays(full, Lengths(1638, 1638, 320, equal=False, most_queries=n, most_keys=n)) for n in (1638, 4096, 8192)]
     [False, True, True]
     """
-    cycles = asked.modelled
-    if cycles is None:
+    facts = asked.facts
+    if facts is None or lengths.blocks(ROWS_OF_PAIR) < PAIRS_OF_SMS:  # keys are split instead
         return False
-    if lengths.blocks(ROWS_OF_PAIR) < PAIRS_OF_SMS:  # keys are split instead
-        return False
-    alone = lengths.cycles(cycles[0], ROWS_ALONE, asked.mask)
-    pairs = CTAS * lengths.cycles(cycles[1], ROWS_OF_PAIR, asked.mask)
-    return pairs < (1 - LEAST_GAIN) * alone
+    queries, keys = lengths.of_a_row
+    value = tuning.choose("pairs", queries=queries, keys=keys, **facts)
+    if isinstance(value, str):
+        return value == "pairs"
+    alone = lengths.cycles(Cycles(*value["alone"]), ROWS_ALONE, asked.mask)
+    pairs = CTAS * lengths.cycles(Cycles(*value["pairs"]), ROWS_OF_PAIR, asked.mask)
+    return pairs < (1 - tuning.choose("pairs_least_gain")) * alone

@@ -1,6 +1,6 @@
 """How many query rows a tile has, and which heads share one: the arithmetic that the rules of which_kernel.py read."""
 
-from ..blueprint.problem import MOST_LATENT_ROWS, heads_of_latent_tile
+from ..blueprint.latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
 from ..blueprint.reach import DEPTHS, QK_DEPTHS
 from ..blueprint.tiles import ROWS_PER_Q_TILE
 from ..few_rows.tiles import padded_heads
@@ -42,10 +42,10 @@ def tile_for(
     return pack, None if pack or not swaps else swapped_rows(seqlen_q, 1)
 
 
-def widened_tile(group: int, pack_gqa: bool | None = None) -> tuple[bool, int]:
+def dequantized_tile(group: int, pack_gqa: bool | None = None) -> tuple[bool, int]:
     """The same for 16-bit queries over 8-bit keys, in tiles of few rows that serve any number of queries.
 
-    >>> widened_tile(1), widened_tile(8), widened_tile(64)
+    >>> dequantized_tile(1), dequantized_tile(8), dequantized_tile(64)
     ((False, 32), (True, 32), (False, 32))
     """
     highest = SWAPPED_ROWS[-1]

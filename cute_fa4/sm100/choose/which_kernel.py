@@ -10,6 +10,8 @@
     k_rope of 8 bits under 16                         mharope
     q of 16 bits over k of 8, up to 32 rows *         mhawiden
     the same, more rows, where q stays so *           mhawiden2q
+    block_sparse_tensors, blocks of 256 queries       mha2q
+    block_sparse_tensors                              mha1q
     up to 32 rows, no k_rope, no wide heads           mhaswap
     wide heads **, more than 128 rows                 mhawidepair
     wide heads **                                     mhawide
@@ -42,16 +44,16 @@ chooses whether keys are split (calls/split_keys/split.py).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
-from ...dtypes import is_quantized
+from ...dtypes import is_quantized, row_of
 from ...scales import Scales
-from ..blueprint import bands
+from ..blueprint import bands, tuning
 from ..blueprint.reach import DEPTHS_OF_FP8
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import ROWS_PER_Q_TILE
-from ..few_rows.dequantized.schedule import WidenedTile
+from ..few_rows.dequantized.schedule import DequantizedTile
 from ..few_rows.schedule import SwappedTile
 from ..latent.dequantized.schedule import LatentRows
 from ..latent.pair.schedule import LatentPair
@@ -70,13 +72,13 @@ from .rows_of_tiles import (
     LATENT_ROWS,
     ROWS_PER_CTA,
     SWAPPED_ROWS,
+    dequantized_tile,
     is_wide,
     latent_rows,
     tile_for,
-    widened_tile,
 )
 
-WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
+DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
 # Numbers of queries that yield every answer: each number of few rows, and full tiles and CTAs.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
@@ -98,8 +100,9 @@ class Call:
     descales    Scales, or their letters (cute_fa4/scales.py)
     rope        columns of k lie in a separate tensor. rope_dtype: their dtype; None: that of k
     mask, plain, exact, arch    as choose/pays.py reads them
+    q_block     queries of a block of block_sparse_tensors; 0: there are none
     stays       16-bit q over 8-bit k is not quantized, however many rows there are (calls/queries.py)
-    `swaps`, `widens`, `pairs`  settings from the environment (compiler/policy.py)
+    `swaps`, `dequantizes`, `pairs`  settings from the environment (compiler/policy.py)
     invariant   likewise: the bits of a row depend on that row alone (docs/invariance.md). No length chooses the kernel,
                 and CTAs do not share MMAs
     """
@@ -122,9 +125,10 @@ class Call:
     plain: bool = True
     exact: bool = False
     arch: str = "sm_100a"
+    q_block: int = 0
     stays: bool = False
     swaps: bool = True
-    widens: bool = True
+    dequantizes: bool = True
     pairs: bool | None = None
     invariant: bool = False
 
@@ -153,6 +157,7 @@ class Call:
             plain=of("score_mod") is None and of("mask_mod") is None,
             exact=of("maximum") == "exact",
             arch=of("arch", "sm_100a"),
+            q_block=of("q_block", 0),
         )
         return cls(**known | more)
 
@@ -170,6 +175,11 @@ class Call:
         """Whether k and v have 8 bits."""
         return is_quantized(self.kv_dtype or self.qkv_dtype)
 
+    @property
+    def of_4_bits(self) -> bool:
+        """Whether k and v have 4 bits, with scales of blocks: one family dequantizes them."""
+        return row_of(self.kv_dtype).in_byte > 1
+
     @cached_property
     def tile(self) -> tuple[bool, int | None]:
         """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
@@ -183,26 +193,29 @@ class Call:
             return True, rows if fits else None
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
+        if self.q_block:
+            return False, None  # each head has its lists
         if self.keeps_q:
             swaps = self.swaps and self.length_chooses
             found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
-            if found[1] is None and self.has_unpaired_scales:
-                return widened_tile(self.group, self.pack_gqa)
+            if found[1] is None and (self.has_unpaired_scales or self.of_4_bits):
+                return dequantized_tile(self.group, self.pack_gqa)
             return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
 
     @property
     def keeps_q(self) -> bool:
-        """Whether 16-bit q over 8-bit k is not quantized."""
-        return self.stays and self.kv_dtype is not None and widens_keys(self.head_dim, self.rope)
+        """Whether 16-bit q over 8-bit k is not quantized; over 4-bit k it never is."""
+        stays = self.stays or self.of_4_bits
+        return stays and self.kv_dtype is not None and dequantizes_keys(self.head_dim, self.rope)
 
     @property
     def may_swap(self) -> bool:
         """Whether tiles of few rows may be chosen."""
-        if not self.length_chooses or self.rope or self.of_blocks or self.wide:
+        if not self.length_chooses or self.rope or self.of_blocks or self.wide or self.q_block:
             return False
         if self.kv_dtype is not None:
-            return self.widens and widens_keys(self.head_dim, self.rope)
+            return self.dequantizes and dequantizes_keys(self.head_dim, self.rope)
         return self.swaps
 
     @property
@@ -235,7 +248,10 @@ class Call:
 
         Neither CTA has more rows than alone, and each loads half.
         """
-        return self.pairs is not False and self.length_chooses and self.fills_tile
+        if self.pairs is not None or not (self.length_chooses and self.fills_tile):
+            return bool(self.pairs) and self.length_chooses and self.fills_tile
+        facts = {"head_dim": self.head_dim, "head_dim_v": self.head_dim_v}
+        return tuning.choose("wide_pairs", arch=self.arch, **facts)
 
     @property
     def has_pairs(self) -> bool:
@@ -251,9 +267,9 @@ class Call:
         )
 
 
-def widens_keys(head_dim: int, rope: bool) -> bool:
+def dequantizes_keys(head_dim: int, rope: bool) -> bool:
     """Whether some kernel takes 16-bit q over 8-bit k; rope: columns of k lie in a separate tensor."""
-    return head_dim <= WIDENED_DEPTH and not rope
+    return head_dim <= DEQUANTIZED_DEPTH and not rope
 
 
 class Kernel(NamedTuple):
@@ -296,15 +312,17 @@ RULES = (
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
-    Rule("q of 16 bits over k of 8, up to 32 rows *", WidenedTile, lambda c: c.kv_dtype and c.few),
+    Rule("q of 16 bits over k of 8, up to 32 rows *", DequantizedTile, lambda c: c.kv_dtype and c.few),
     Rule("the same, more rows, where q stays so *", SlotTwoTiles, lambda c: c.kv_dtype),
+    Rule("block_sparse_tensors, blocks of 256 queries", TwoTiles, lambda c: c.q_block and not c.q_block % ROWS_PER_CTA),
+    Rule("block_sparse_tensors", OneTile, lambda c: c.q_block),
     Rule("up to 32 rows, no k_rope, no wide heads", SwappedTile, lambda c: c.few),
     Rule("wide heads **, more than 128 rows", WidePair, lambda c: c.wide and c.pays_for_wide),
     Rule("wide heads **", WideTile, lambda c: c.wide),
     Rule("the same bits in every batch ***", TwoTiles, lambda c: not c.length_chooses),
     Rule("up to 128 rows", OneTile, lambda c: not c.fills_tile),
     Rule("CUTE_FA4_PAIR=on, 16 bits, full or causal", Pair, lambda c: c.has_pairs and c.pairs),
-    Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.has_pairs and c.asks_of_pairs.modelled, True),
+    Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.has_pairs and c.asks_of_pairs.may_pay, True),
     Rule("anything else", TwoTiles, lambda c: True),
 )  # fmt: skip
 
@@ -342,7 +360,7 @@ def which_kernel(call: Call, lengths: pays.Lengths | None = None) -> Kernel:
     return choice(call).of(lengths)
 
 
-@lru_cache(maxsize=4096)
+@tuning.cached(maxsize=4096)
 def choice_of(**call) -> Choice:
     """The same for a Call of these fields, without its lengths. It is cached, as configurations are."""
     return choice(Call(**call))
@@ -371,7 +389,7 @@ def kernels_of(call: Call, queries=QUERIES, lengths_differ: bool = False) -> tup
     return _kernels_of(replace(call, seqlen_q=1), tuple(queries), lengths_differ)
 
 
-@lru_cache(maxsize=1024)
+@tuning.cached(maxsize=1024)
 def _kernels_of(call: Call, queries: tuple, lengths_differ: bool) -> tuple[Kernel, ...]:
     asked = ((n, fixed) for fixed in (False, True)[: 1 + lengths_differ] for n in reversed(queries))
     choices = [choice(replace(call, seqlen_q=n, fixed=fixed)) for n, fixed in asked]

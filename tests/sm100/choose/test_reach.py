@@ -19,11 +19,12 @@ from cute_fa4.sm100.choose.launches import every_launch
 from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 from cute_fa4.sm100.few_rows.tiles import ROWS
 from cute_fa4.sm100.two_tiles.orders import ORDERS
-from cute_fa4.sm100.two_tiles.schedule import EXPONENTIALS, MAXIMA
+from cute_fa4.sm100.two_tiles.schedule import EXPONENTIALS, MAXIMA, REFERENCES
 
 VALUES = {
     "order": tuple(ORDERS),
     "maximum": MAXIMA,
+    "first_reference": REFERENCES,
     "exponential": EXPONENTIALS,
     "lone_tiles": (False, True),
     "claims": (False, True),

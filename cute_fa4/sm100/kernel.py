@@ -12,7 +12,7 @@ load warp             has no more work: the next grid may start (dependent_launc
 every warp            synchronizes; the mma warp frees tensor memory
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -28,6 +28,7 @@ from .steps.row_math import LOG2_E
 from .sync.kernel_args import Events, KernelArgs, Smem
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
+from .work.block_lists import BlockLists
 from .work.judged import queue_of
 from .work.packed_order import PackedOrder
 from .work.queue import WorkQueue
@@ -83,6 +84,19 @@ class CTA:
     consumer: KVConsumerPipeline
     queue: WorkQueue
     tmem_address: cute.Pointer  # shared: where tcgen05.alloc leaves the address
+    # The same for the load warp, by another_base, if cfg.load_apart.
+    of_load: "CTA | None" = field(default=None, kw_only=True)
+
+
+def another_base(base: cute.Pointer) -> cute.Pointer:
+    """The same address as a value that ptxas does not merge with it: plus blockIdx.z, which is 0 in every grid here.
+
+    ptxas makes one value of all uses of the address of shared memory. Where one role has no register for it, ptxas
+    spills that value, and then every role reads it from local memory, in its loops over key tiles too.
+    """
+    _, _, zero = cute.arch.block_idx()
+    address, space = base.toint() + zero, cute.AddressSpace.smem
+    return cute.make_ptr(cutlass.Int8, address, space, assumed_align=SMEM_BASE_ALIGNMENT)
 
 
 @cute.jit
@@ -160,6 +174,7 @@ class SM100Kernel:
         in_cache: tuple | None,
         descales: tuple | None,
         rope: tuple | None,
+        blocks: tuple | None,
         stream,
     ):
         """Launch. Arguments that a configuration does not use are None; unused numbers are ignored.
@@ -181,10 +196,13 @@ class SM100Kernel:
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
         in_cache    with seqused_k: 1 if seqused_k does not count the keys of this call's queries, else 0; then the
                     tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
-        descales    the tensors of cfg.descales, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
+        descales    the tensors of cfg.descales, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1. With
+                    cfg.cache_blocks then the scales of K and V, as they with an Int32 for four of them as depth
         rope        the last cfg.rope_depth columns of K, which all heads share, as K of one head, or in pages of
                     cfg.rope_page_size rows; then their page table, (batch, pages) int32; if they have 16 bits and
                     the rest 8, those of Q, as mQ; if they have scales, one for each of their rows, f32 of any strides
+        blocks      counts and entries of the lists of partial blocks, then, as far as the configuration has them, of
+                    full ones, and where those of a sequence begin, int32 (work/block_lists.py)
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -251,6 +269,7 @@ class SM100Kernel:
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
             sink=sink,
             aux=() if cutlass.const_expr(aux is None) else aux,
+            blocks=None if cutlass.const_expr(blocks is None) else BlockLists.of(cfg, blocks),
         )
         self.kernel.set_name_prefix(
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
@@ -272,8 +291,12 @@ class SM100Kernel:
             say_cluster(self.cluster)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
-        mbarriers = cute.recast_ptr(base + cfg.smem.mbarriers.offset, dtype=Int64)
+        mbarriers = self.mbarriers(base)
         cta = self.prologue(base, mbarriers)
+        if cutlass.const_expr(cfg.load_apart):
+            another = another_base(base)
+            of_load = self.prologue(another, self.mbarriers(another))
+            cta = replace(cta, of_load=of_load)
 
         self.set_up(args, cta, warp, mbarriers)
         if cutlass.const_expr(cfg.schedule.dependent_launch):
@@ -322,6 +345,10 @@ class SM100Kernel:
             *tma.k_operand(cfg, mK),
             *tma.kv_operand(cfg, mV, cfg.tiles.v_cols_per_cta, is_v=True),
         )
+
+    def mbarriers(self, base) -> cute.Pointer:
+        """The first mbarrier; base: the CTA's shared memory."""
+        return cute.recast_ptr(base + self.cfg.smem.mbarriers.offset, dtype=Int64)
 
     def shared(self, base) -> Smem:
         """Addresses of the tiles in shared memory; base: the CTA's."""

@@ -49,7 +49,7 @@ def test_the_design_table_is_reproduced(choices, bn, slots, columns):
     shape |= {name: value for name, value in choices.items() if name in shape}
     problem = Problem(**{name: value for name, value in choices.items() if name not in shape})
     tiles = Tiles.cut(problem, **shape)
-    two_tiles = TwoTiles(order=best_order(tiles))
+    two_tiles = TwoTiles(order=best_order(TwoTiles.family, tiles))
     table, _ = layout(two_tiles, tiles)
     assert (tiles.BN, table.kv_slots) == (bn, slots)
     assert ORDERS[two_tiles.order].tmem(tiles).used == columns
@@ -172,10 +172,11 @@ def test_the_config_is_the_whole_compile_key():
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, latent=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
         arch="sm_103a", page_size=16, rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="f32",
+        q_block=256, kv_block=128, full_blocks=True, packed_lists=True, list_offsets=True,
     )  # fmt: skip
     of_schedule = dict(
-        order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", rescale_log2=0.0,
-        exp2_emulated=3, claims=False, dependent_launch=True,
+        order="p_beside_s", lone_tiles=True, maximum="exact", first_reference="tile", exponential="half",
+        rescale_log2=0.0, exp2_emulated=3, claims=False, dependent_launch=True,
         warps=dataclasses.replace(base.schedule.warps, other_registers=24),
     )  # fmt: skip
     assert set(other) | {"schedule"} == {field.name for field in dataclasses.fields(base)}

@@ -12,7 +12,7 @@ from cute_fa4.sm100.blueprint.problem import Problem
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, ScoreMod
 from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 from cute_fa4.sm100.choose.config import FA4Config
-from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
 from cute_fa4.sm100.latent.dequantized.schedule import LatentRows
 from cute_fa4.sm100.latent.pair.schedule import LatentPair
@@ -35,7 +35,7 @@ IMPORTED = {
     "LatentPair": LatentPair,
     "LatentRows": LatentRows,
     "LatentRowsPair": LatentRowsPair,
-    "WidenedTile": WidenedTile,
+    "DequantizedTile": DequantizedTile,
     "SlotTwoTiles": SlotTwoTiles,
     "WideTile": WideTile,
     "RopeTile": RopeTile,
@@ -57,10 +57,12 @@ CHANGED = dict(
     sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True, split_keys=True,
     share_keys=True,
-    rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
+    rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", q_block=256, kv_block=128, full_blocks=True,
+    packed_lists=True, list_offsets=True,
+    arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(
-    order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", rescale_log2=4.5,
+    order="p_beside_s", lone_tiles=True, maximum="exact", first_reference="tile", exponential="half", rescale_log2=4.5,
     exp2_emulated=7, claims=False, dependent_launch=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
 OF_SWAPPED_TILE = dict(
@@ -73,7 +75,7 @@ OF_SWAPPED_TILE = dict(
 
 
 def test_the_tables_have_every_field():
-    for schedule in (SwappedTile, LatentTile, WidenedTile):
+    for schedule in (SwappedTile, LatentTile, DequantizedTile):
         assert set(OF_SWAPPED_TILE) == {f.name for f in fields(schedule)}
     assert set(CHANGED) == {f.name for f in fields(Problem)}
     assert set(OF_SCHEDULE) == {f.name for f in fields(TwoTiles)}

@@ -33,7 +33,7 @@ PROBLEMS = {
     "OneTile of 8 bits": ({**E4M3, "family": "mha1q"}, ("qkvo", "QKVo")),
     "SwappedTile": (DECODE, ("o",)),
     "SwappedTile of 8 bits": ({**DECODE, **E4M3}, ("qkvo", "QKVo")),
-    "WidenedTile": ({**DECODE, "kv_dtype": "e4m3", "family": "mhawiden"}, ("kvo", "KVo")),
+    "DequantizedTile": ({**DECODE, "kv_dtype": "e4m3", "family": "mhawiden"}, ("kvo", "KVo")),
     "SlotTwoTiles": ({"kv_dtype": "e4m3", "family": "mhawiden2q"}, ("kvo",)),
     "WideTile": ({"head_dim": 256, "family": "mhawide"}, ("o",)),
     "WidePair": ({"head_dim": 256, "family": "mhawidepair"}, ("o",)),

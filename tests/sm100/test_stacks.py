@@ -22,7 +22,7 @@ from tests import cases
 BF16 = dict(qkv_dtype="bf16")
 E4M3 = dict(qkv_dtype="e4m3", descales="qkv")
 OF_TOKENS = dict(qkv_dtype="e4m3", descales="KV")
-WIDENED = dict(qkv_dtype="bf16", kv_dtype="e4m3", descales="kv")
+DEQUANTIZED = dict(qkv_dtype="bf16", kv_dtype="e4m3", descales="kv")
 D128, D64 = dict(head_dim=128), dict(head_dim=64)
 OF_192 = dict(head_dim=192, head_dim_v=128)
 PACKED = dict(q_layout="packed", kv_layout="packed")
@@ -30,6 +30,7 @@ ROPE = OF_192 | PACKED | dict(rope_depth=64, rope_page_size=48)
 MIXED = dict(qkv_dtype="e4m3", rope_dtype="bf16", descales="QKV")
 SCALED = dict(qkv_dtype="bf16", rope_dtype="e4m3", scale_dtype="f32")
 FEW = dict(rows=32, group=8, pack_gqa=True)
+SHARED = dict(kv_layout="paged", page_size=16, seqused_k=True, group=4, pack_gqa=True)
 LATENT = dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, latent=True, pack_gqa=True)
 
 
@@ -60,6 +61,12 @@ CASES = {
     "one query tile, pages": ("mha1q", BF16 | D128 | queries(16), False),
     "one query tile, gathered": ("mha1q", BF16 | D128 | queries(3), False),
     "one query tile, scales of tokens": ("mha1q", OF_TOKENS | D128 | queries(16), False),
+    "one query tile, shared keys": ("mha1q", BF16 | D64 | SHARED, True),
+    "one query tile, shared keys, packed queries": ("mha1q", BF16 | D64 | SHARED | dict(q_layout="packed"), True),
+    "one query tile, shared keys, gathered": ("mha1q", BF16 | D128 | SHARED | dict(page_size=3), True),
+    "one query tile, 16 bits beside 8": ("mha1q", MIXED | ROPE, False),
+    "two query tiles, 16 bits beside 8": ("mha2q", MIXED | ROPE, False),
+    "rotary columns of 8 bits, with scales": ("mharope", SCALED | ROPE, False),
     "pairs, pages": ("mhapair", BF16 | D128 | queries(16), False),
     "pairs of 64 columns, pages": ("mhapair", BF16 | D64 | queries(16), False),
     "pairs, gathered": ("mhapair", BF16 | D128 | queries(3), False),
@@ -68,9 +75,9 @@ CASES = {
     "few rows, pages": ("mhaswap", BF16 | D128 | FEW | pages(16), False),
     "few rows, gathered": ("mhaswap", BF16 | D128 | FEW | pages(3), False),
     "few rows, shared keys": ("mhaswap", BF16 | D128 | FEW | pages(16), True),
-    "few rows over 8 bits": ("mhawiden", WIDENED | D128 | FEW | pages(16), False),
-    "few rows over 8 bits, gathered": ("mhawiden", WIDENED | D128 | FEW | pages(3), False),
-    "two query tiles over 8 bits": ("mhawiden2q", WIDENED | D128 | queries(16), False),
+    "few rows over 8 bits": ("mhawiden", DEQUANTIZED | D128 | FEW | pages(16), False),
+    "few rows over 8 bits, gathered": ("mhawiden", DEQUANTIZED | D128 | FEW | pages(3), False),
+    "two query tiles over 8 bits": ("mhawiden2q", DEQUANTIZED | D128 | queries(16), False),
     "wide heads, gathered": ("mhawide", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
     "wide heads in pairs, gathered": ("mhawidepair", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
     "latent rows": ("mla_decode", latent(64, 64, rows=64), False),
@@ -82,29 +89,34 @@ CASES = {
     "rows of 656 bytes in pairs": ("mla_widenpair", latent(128, 64) | STORED, False),
     "rows of 656 bytes in pairs, gathered": ("mla_widenpair", latent(128, 5) | STORED, False),
 }  # fmt: skip
-# Bytes a thread that ptxas still spills: what is mended moves up. By the SASS of sm_100a:
-#   pairs by index, shared keys    four values of the split, read once a work tile: outside of every loop over key tiles
-#   the others                     one word, the address of shared memory, stored at entry. The uniform registers are
-#                                  full of operands, so loops read it again: softmax 2 times a key tile of 97
-#                                  exponentials (5 with two query tiles), correction and MMA before their barriers.
-#                                  PTX names it by its symbol, so ptxas makes one value of all uses; an address made
-#                                  anew in each role (a shuffle) is folded into the same value.
-#   one query tile, shared keys    besides, 16 bytes of correction, read once a work tile
+# Bytes a thread that ptxas still spills: what is mended moves up. By the SASS of sm_100a, in stream-K splits alone:
+#   one query tile of 192 columns   load: two words, read once a key tile, of 43 copies. It has 40 registers. With 48,
+#                                   56 or 64, correction, which gives them, spills 16 to 48 bytes, or softmax 8 to 12
+#   pairs by index                  softmax: addresses of partial results, read once a work tile, outside of the loop
+#                                   over key tiles. Its 152 registers are the most that CTAs of 640 threads have (96 a
+#                                   thread at launch), beside 64 and 56 of the other roles
 SPILLS = {
-    "two query tiles, 16 bits beside 8": (8, "mha2q", MIXED | ROPE, False),
-    "one query tile, shared keys": (24, "mha1q", BF16 | D64 | pages(16, group=4, pack_gqa=True), True),
-    "one query tile, 16 bits beside 8": (8, "mha1q", MIXED | ROPE, False),
-    "rotary columns of 8 bits, with scales": (8, "mharope", SCALED | ROPE, False),
+    "one query tile of 192 columns, shared keys": (16, "mha1q", BF16 | OF_192 | SHARED, True),
     "rows of 656 bytes in pairs by index, shared keys": (24, "mla_widenpair", latent(128, 1) | STORED, True),
 }  # fmt: skip
 # The same of rows of CASES on sm_103a, whose softmax takes a row maximum with the scores.
 ON_SM_103A = dict.fromkeys(("two query tiles, pages", "two query tiles of 64 columns, pages"), 8)
-QUICK = ("two query tiles of 64 columns, gathered", "rows of 656 bytes in pairs")
+# In the last, the load warp has its own address.
+QUICK = (
+    "two query tiles of 64 columns, gathered",
+    "rows of 656 bytes in pairs",
+    "one query tile, shared keys",
+)
 # The owner of keys, which has the largest code of a backward pass: 168 registers are the most of 320 threads.
 BACKWARD = {
     "backward": (0, dict(mask=masks.Causal())),
     "backward, soft cap": (0, dict(mask=masks.Causal(), score_mod=score_mods.soft_cap(30.0))),
     "backward, documents": (16, dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),))),
+    "backward, lists": (0, dict(listed=True)),
+    "backward, listed documents": (
+        16,
+        dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),), listed=True),
+    ),
 }
 
 

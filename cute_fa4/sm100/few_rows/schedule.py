@@ -20,7 +20,7 @@ from ..blueprint.claims import claims_pay
 from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
 from ..blueprint.reach import QK_DEPTHS_OF_FP8, Extra, problem_not_built
-from ..blueprint.row_schedule import default_rescale_log2, lag_contradictions
+from ..blueprint.row_schedule import default_rescale_log2, lag_contradictions, starts_early
 from . import barriers
 from .smem_map import SwappedSmem, slots_that_fit, smem_map
 from .tiles import ROWS, SwappedTiles, padded_heads
@@ -40,7 +40,7 @@ class SwappedTile:
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
-                   touch what it may have written (programmatic dependent launch); None: they may
+                   touch what it may have written (programmatic dependent launch); None: as the tuning table says
     cluster_parts  CTAs of a cluster that share the keys of a block and merge their results in shared memory
                    (cluster.py): 1, 2, 4 or 8; with more than one a CTA ends with its block
     """
@@ -60,7 +60,7 @@ class SwappedTile:
         if self.rescale_log2 is None:
             changes["rescale_log2"] = default_rescale_log2(problem)
         if self.dependent_launch is None:
-            changes["dependent_launch"] = True
+            changes["dependent_launch"] = starts_early(self.family, problem)
         if self.cluster_parts > 1:
             changes["claims"] = False
         elif self.claims is None or problem.share_keys:  # stream-K split: there is nothing to claim
@@ -92,7 +92,9 @@ class SwappedTile:
     def contradictions(self, problem: Problem) -> list[str]:
         why = []
         if self.rows not in ROWS:
-            why.append(f"rows={self.rows} is no height of a tile: use {', '.join(map(str, ROWS))}")
+            why.append(
+                f"rows={self.rows} is not the height of a tile: use {', '.join(map(str, ROWS))}"
+            )
         elif problem.pack_gqa and self.rows % padded_heads(problem.heads_per_tile):
             why.append(
                 f"pack_gqa=True with group={problem.group}: a tile of {self.rows} rows holds whole groups: use rows of "

@@ -6,7 +6,7 @@ from cutlass import Boolean, Float32, Int32, select_
 
 from cute_fa4.layouts.scalars import minimum
 
-from ..blueprint import score_mods
+from ..blueprint.score_inputs import Aux
 from ..steps.visibility import MASKED
 from ..sync.kernel_args import KernelArgs
 from ..work import rows, scales
@@ -58,7 +58,7 @@ def apply_score_functions(
         place = rows.row_of(cfg, work, 0, number)
         query = minimum(place.q_index, sequence.seqlen_q - 1)
         row = rows.Row(query, rows.head_of(cfg, work, place))
-        aux = score_mods.Aux.of(cfg, args, sequence, row)
+        aux = Aux.of(cfg, args, sequence, row)
         where = (*(Int32(i) for i in (sequence.batch, row.head, row.q_index, key)), aux)
         if cfg.score_mod is not None:
             scale = scales.times(args.scale, factor)

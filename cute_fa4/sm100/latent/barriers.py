@@ -6,9 +6,9 @@ q_free        1       mma 1 (commit)        load          the last S of this Q i
 s_ready       2       mma 1 (commit)        softmax       S is made
 p_ready       1       softmax 128           mma           P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)        softmax       O is complete up to here and P has been read
-kv_full       5       load 1 (+ bytes)      mma           128 columns of a key tile are there
+kv_full       5       load 1 (+ bytes)      mma           128 columns of a key tile are ready
 kv_empty      5       mma 1 (commit)        load          both of the slot's products have completed
-rope_full     2       load 1 (+ bytes)      mma           the rotary columns are there
+rope_full     2       load 1 (+ bytes)      mma           the rotary columns are ready
 rope_empty    2       mma 1 (commit)        load          S is made; with P in the slot: P has been read
 work_ready    2       load 1                softmax, mma  a work tile is announced
 work_read     2       softmax 128 + mma 32  load          the announcement has been read
@@ -56,7 +56,7 @@ def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTab
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of the swap-AB kernel, and the ring of the rotary columns."""
     changed = {
-        "kv_full": {"means": "128 columns of a key tile are there"},
+        "kv_full": {"means": "128 columns of a key tile are ready"},
         "kv_empty": {"means": "both of the slot's products have completed"},
     }
     free = "S is made; with P in the slot: P has been read"
@@ -66,7 +66,7 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
 
 def rope_rows(loaded: Arrivals, made: str) -> tuple[Barrier, ...]:
     """The ring of the rotary columns. loaded: the arrivals that fill a slot; made: the event that frees it."""
-    there = "the rotary columns are there"
+    there = "the rotary columns are ready"
     return (
         Barrier("rope_full", ROPE_SLOT, (loaded,), "mma", there, "rope_empty"),
         Barrier("rope_empty", ROPE_SLOT, (commit_by("mma"),), "load", made, "rope_full"),

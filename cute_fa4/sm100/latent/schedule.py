@@ -57,7 +57,7 @@ class LatentTile(SwappedTile):
         why = self.problem_not_built(problem)
         if self.cluster_parts > 1:
             why.append(
-                f"cluster_parts={self.cluster_parts} is not built yet for a latent cache: use 1, or split_keys"
+                f"cluster_parts={self.cluster_parts} is not supported for a latent cache: use 1, or split_keys"
             )
         return why
 
@@ -69,19 +69,19 @@ def not_built(problem: Problem) -> list[str]:
     """Reasons why this family does not support a problem."""
     why = []
     if problem.kv_dtype is not None:
-        why.append(f"kv_dtype={problem.kv_dtype!r} is not built yet for a latent cache: use None")
+        why.append(f"kv_dtype={problem.kv_dtype!r} is not supported for a latent cache: use None")
     outputs = ("f32",) if problem.split_keys else (problem.qkv_dtype,)
     if problem.is_quantized and not problem.split_keys:
         outputs = UNQUANTIZED
     if problem.o_dtype not in outputs:
         why.append(
-            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
+            f"o_dtype={problem.o_dtype!r} is not supported for qkv_dtype={problem.qkv_dtype!r}: use "
             f"{' or '.join(map(repr, outputs))}"
         )
     why += depths_not_built(problem)
     for name in ("rope_dtype", "scale_dtype"):
         if getattr(problem, name) is not None:
-            why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
+            why.append(f"{name}={getattr(problem, name)!r} is not supported: use None")
     return why
 
 

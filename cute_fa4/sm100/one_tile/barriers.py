@@ -22,7 +22,7 @@ for it, and no other warp waits for that warpgroup.
 With a scale per key (roles/token_scales.py), 32 threads of the scales warp read the queue too, and the last rows are
 
 barrier       number  raised by    awaited by  means
-scales_full   4       scales 32    softmax     the scales of a key tile are there
+scales_full   4       scales 32    softmax     the scales of a key tile are ready
 scales_empty  4       softmax 128  scales      they have been read
 
 Where 8-bit K has 16-bit rotary columns (steps/products.py), there is also

@@ -34,17 +34,27 @@ class OneTile(RowSchedule):
 
     family: ClassVar[str] = "mha1q"
     query_tiles: ClassVar[int] = 1
-    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES | Extra.BLOCK_LISTS
     values_apart: ClassVar[bool] = True
 
     warps: WarpRoles = WarpRoles(correction_registers=80, other_registers=48)
 
     def warps_of(self, problem: Problem) -> WarpRoles:
-        """With scales of keys, softmax gets registers from correction, which merges two outputs at the end."""
+        """With scales of keys, softmax gets registers from correction, which merges two outputs at the end.
+
+        In a stream-K split, correction also addresses partial results; the warps that give it registers do with 40.
+        """
         warps = super().warps_of(problem)
-        if problem.token_scales and self.warps == OneTile.warps:
-            warps = replace(warps, softmax_registers=200, correction_registers=64)
+        if self.warps != OneTile.warps:
+            return warps
+        if problem.token_scales:
+            return replace(warps, softmax_registers=200, correction_registers=64)
+        if problem.share_keys:
+            return replace(warps, correction_registers=88, other_registers=40)
         return warps
+
+    def load_apart(self, problem: Problem) -> bool:
+        return problem.share_keys or super().load_apart(problem)
 
     def tmem(self, problem: Problem) -> TmemMap:
         tiles = self.tiles(problem)

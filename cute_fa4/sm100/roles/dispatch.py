@@ -49,7 +49,8 @@ def run(
             order.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
         elif warp == warps.load.start:
             block = own_block(cfg)
-            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, order)
+            own = cta.of_load if cutlass.const_expr(cfg.load_apart) else cta
+            load.run(cfg, args, own.smem, own.events, own.producer, own.queue, block, order)
         if cutlass.const_expr(cfg.token_scales):
             if warp == warps.scales.start:
                 token_scales.run(cfg, order, args, cta.smem, cta.events, cta.queue)

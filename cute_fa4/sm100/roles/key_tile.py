@@ -28,6 +28,7 @@ from ..steps.scores import (
     write_probabilities,
 )
 from ..steps.warpgroup import Exponential, KeyTile, PlaceOfP, RowContext, Share, Warpgroup
+from ..work import block_lists
 
 
 def scores_of(cfg, order, group: Warpgroup, tile: KeyTile, with_maxima=False) -> tuple:
@@ -119,7 +120,7 @@ def step(
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n: scores to probabilities. `order`: its hooks."""
+    """Key tile n, or the one listed for turn n: scores to probabilities. `order`: its hooks."""
     args, smem, events, i = group.args, group.smem, group.events, group.i
     work, row, tiles_before = share.work, share.row, share.tiles_before
     first = order.first_tile(cfg, work, i)
@@ -129,10 +130,12 @@ def step(
     s_address, scores, maxima = scores_of(cfg, order, group, tile, with_maxima)
     of_keys = token_scales.entry_of(cfg, order, smem, events, work, n, i, tiles_before)
     scores = token_scales.scaled(cfg, events, of_keys, scores)
+    key = n if cutlass.const_expr(share.listed is None) else share.listed
     if cutlass.const_expr(cfg.has_functions):
-        scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
+        full = block_lists.is_full(cfg, work, n)
+        scores = apply_score_functions(cfg, args, work, row, key, scores, masked, full)
     if cutlass.const_expr(masked):
-        scores, words = masked_scores(cfg, scores, visible_bands(cfg, row, n))
+        scores, words = masked_scores(cfg, scores, visible_bands(cfg, row, key))
     scale_log2 = log2_scale(cfg, args, row.factor)
     tile_max = row_math.row_maximum(
         maxima if cutlass.const_expr(with_maxima) else scores, state.row_max

@@ -10,6 +10,8 @@ whole tiles is a first tile with its reference from its first quarter; then only
 A sink is a key with the sink as its score and no value: it is the initial state of a row.
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -19,29 +21,26 @@ from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, whole_tiles, write_lse
 from ..steps.warpgroup import RowContext, Share, Warpgroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..work import block_lists
+from ..work.kv_range import WholeTiles
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from .key_tile import first_step, lagged_step, step
 
 
 @cute.jit
-def work_tile(
+def tiles_in_range(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
     group: Warpgroup,
-    work: Work,
-    tiles_before: Int32,
-) -> tuple[RowContext, RowState]:
-    """All key tiles of a softmax warpgroup. tiles_before: the number in earlier work tiles."""
-    args, i = group.args, group.i
-    thread, _, _ = cute.arch.thread_idx()
-    row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
-    whole = whole_tiles(cfg, args, work, order.q_tile(cfg, work, i))
-    stride = order.stride(cfg, work)
-    end = work.tiles.end_of(order.q_tile(cfg, work, i))
-    state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
-    state = lost_weights.begun(order, cfg, group.tmem, state)
-    share = Share(work, row, tiles_before)
+    share: Share,
+    whole: WholeTiles,
+    stride: Int32,
+    end: Int32,
+    state: RowState,
+) -> RowState:
+    """The key tiles of a range up to `end`, every stride-th, in loops over whole ones and masked ones."""
+    work, i = share.work, group.i
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         begin = order.next_tile(cfg, work, work.tiles.begin_of(order.q_tile(cfg, work, i)), i)
         for n in cutlass.range(begin, whole.begin, stride, unroll=1):
@@ -71,6 +70,58 @@ def work_tile(
         begin = lagged.masked_begin(begin, exact_end, stride, end)
         for n in cutlass.range(begin, end, stride, unroll=1):
             state = lagged_step(cfg, order, group, share, n, state, masked=True)
+    return state
+
+
+@cute.jit
+def listed_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    group: Warpgroup,
+    share: Share,
+    state: RowState,
+) -> RowState:
+    """The key tiles that lists name, in their order; the next one is read ahead."""
+    args, work, i = group.args, share.work, group.i
+    stride = order.stride(cfg, work)
+    begin = order.first_tile(cfg, work, i)
+    ahead = block_lists.key_tile(cfg, args, work, begin)
+    for n in cutlass.range(begin, work.tiles.count, stride, unroll=1):
+        listed = ahead
+        ahead = block_lists.key_tile(cfg, args, work, n + stride)
+        turn = replace(share, listed=listed)
+        if cutlass.const_expr(block_lists.may_be_whole(cfg)):
+            if block_lists.is_whole(cfg, work, n, listed):
+                state = step(cfg, order, group, turn, n, state, masked=False)
+            else:
+                state = step(cfg, order, group, turn, n, state, masked=True)
+        else:
+            state = step(cfg, order, group, turn, n, state, masked=True)
+    return state
+
+
+@cute.jit
+def work_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    group: Warpgroup,
+    work: Work,
+    tiles_before: Int32,
+) -> tuple[RowContext, RowState]:
+    """All key tiles of a softmax warpgroup. tiles_before: the number in earlier work tiles."""
+    args, i = group.args, group.i
+    thread, _, _ = cute.arch.thread_idx()
+    row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
+    whole = whole_tiles(cfg, args, work, order.q_tile(cfg, work, i))
+    stride = order.stride(cfg, work)
+    end = work.tiles.end_of(order.q_tile(cfg, work, i))
+    state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
+    state = lost_weights.begun(order, cfg, group.tmem, state)
+    share = Share(work, row, tiles_before)
+    if cutlass.const_expr(cfg.lists_blocks):
+        state = listed_tiles(cfg, order, group, share, state)
+    else:
+        state = tiles_in_range(cfg, order, group, share, whole, stride, end, state)
     state = lagged.checked(cfg, lost_weights.ended(cfg, state))
     row_sum = row_math.closed(cfg, state.row_max, state.row_sum, log2_scale(cfg, args, row.factor))
     return row, RowState(state.row_max, row_sum)

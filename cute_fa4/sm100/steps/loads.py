@@ -11,7 +11,7 @@ from ...tma.paged_rows import PagedRowIndices
 from ..operands.kv_buffer import KVBuffer
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
-from ..work import blocks, rows, tile_order
+from ..work import block_lists, blocks, rows, tile_order
 from ..work.tile import Work
 from . import rope_rows
 
@@ -52,7 +52,15 @@ def look_up(cfg, args: KernelArgs, work: Work, n):
 
 
 def look_up_keys(cfg, args: KernelArgs, work: Work, n):
-    """The same for K and V alone."""
+    """The same for K and V alone. Where blocks are listed: the key tile of turn n; of pages (the tile, its entries)."""
+    if cfg.lists_blocks:
+        tile = block_lists.key_tile(cfg, args, work, n)
+        return tile if cfg.kv_layout != "paged" else (tile, look_up_tile(cfg, args, work, tile))
+    return look_up_tile(cfg, args, work, n)
+
+
+def look_up_tile(cfg, args: KernelArgs, work: Work, n):
+    """The page table's entries for key tile n; 0 where keys are not paged."""
     if cfg.kv_layout != "paged":
         return Int32(0)
     sequence, row = work.sequence, args.lengths.cache_row(work.sequence.batch)
@@ -75,7 +83,9 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
 
     None where the turn is unknown. Entries beyond the sequence may be among them: they are not used.
     """
-    of_block = not (cfg.share_keys or cfg.split_keys or cfg.q_layout == "packed")
+    of_block = not (
+        cfg.share_keys or cfg.split_keys or cfg.q_layout == "packed" or cfg.lists_blocks
+    )
     if not of_block or cfg.kv_layout != "paged" or cfg.cache_leftpad or cfg.cache_batch_idx:
         return None
     batch = tile_order.work_tile(cfg, block // cfg.cluster_parts, args.order).batch
@@ -129,6 +139,8 @@ def rows_of_tile(
     cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple
 ) -> PagedRowIndices | GatheredRows:
     """The rows of key tile n. Dense keys need no look-up: TMA clips them at the tensor's extent."""
+    if cfg.lists_blocks:
+        n, entries = entries if cfg.kv_layout == "paged" else (entries, entries)
     sequence, first_key = work.sequence, blocks.key_tile(cfg, n) * cfg.tiles.BN
     if cfg.rope_page_size:
         entries, _ = entries

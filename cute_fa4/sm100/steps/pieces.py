@@ -1,11 +1,13 @@
-"""Pieces of 16 bytes: from shared memory to registers; conversion of 8-bit numbers to fp16, and to float32.
+"""Pieces of 16 bytes: from shared memory to registers; conversion of 8-bit and 4-bit numbers to fp16, and to float32.
 
-PTX ISA, "ld", "cvt": e4m3 and e5m2 become fp16 two at a time, and fp16 float32, exactly.
+PTX ISA, "ld", "cvt": e4m3, e5m2 and e2m1 become fp16 two at a time, and fp16 float32, exactly.
 """
 
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
+
+from ...dtypes import DTYPES
 
 WORDS = 4  # of a piece
 
@@ -35,8 +37,10 @@ def load_word(address) -> Int32:
     return _words("ld.shared.b32 $0, [$1];", [address], 1, True)[0]
 
 
-def widened(words: list, dtype: str) -> list:
-    """Words of four 8-bit numbers -> twice as many words of two fp16, in the same order."""
+def as_fp16(words: list, dtype: str) -> list:
+    """Words of four 8-bit numbers -> twice as many words of two fp16, in the same order; of eight 4-bit ones, four."""
+    if DTYPES[dtype].in_byte > 1:
+        return _of_nibbles(words, dtype)
     out = []
     for word in words:
         out += _words(
@@ -47,6 +51,27 @@ def widened(words: list, dtype: str) -> list:
             False,
         )
     return out
+
+
+def _of_nibbles(words: list, dtype: str) -> list:
+    """The numbers of a byte, the one in its low half first, become a word."""
+    cvt = f"cvt.rn.f16x2.{dtype}x2"
+    text = "{\n.reg .b8 byte<4>;\nmov.b32 {byte0, byte1, byte2, byte3}, $4;\n"
+    text += "".join(f"{cvt} ${i}, byte{i};\n" for i in range(4)) + "}"
+    return [half for word in words for half in _words(text, [word], 4, False)]
+
+
+def multiplied_halves(words: list, factor) -> list:
+    """Words of two fp16, times the two fp16 of `factor`; PTX ISA, "mul" of half precision."""
+    return [_words("mul.rn.f16x2 $0, $1, $2;", [word, factor], 1, False)[0] for word in words]
+
+
+def both_halves(word) -> tuple:
+    """A word of two fp16 -> (twice the lower, twice the upper); PTX ISA, "prmt"."""
+    low, high = ("0x1010", "0x3232")
+    return tuple(
+        _words(f"prmt.b32 $0, $1, $1, {chosen};", [word], 1, False)[0] for chosen in (low, high)
+    )
 
 
 def numbers_of(words: list) -> list:

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import minimum
 from ...scales import ROW
-from ..blueprint import score_mods
+from ..blueprint.score_inputs import Aux
 from ..instructions import exp2, tensor_memory
 from ..sync.kernel_args import KernelArgs
 from ..work import kv_range, results, rows, scales
@@ -182,10 +182,14 @@ def log2_scale(cfg, args: KernelArgs, factor):
 
 
 def apply_score_functions(
-    cfg, args: KernelArgs, work: Work, row: RowContext, n, scores: list, masked: bool
+    cfg, args: KernelArgs, work: Work, row: RowContext, n, scores: list, masked: bool, full=None
 ) -> list:
-    """Scores after score_mod and mask_mod, column by column; indices beyond the sequence are not passed to them."""
-    aux = score_mods.Aux.of(cfg, args, work.sequence, row)
+    """Scores after score_mod and mask_mod, column by column; indices beyond the sequence are not passed to them.
+
+    full: whether the key tile is one of a listed full block, of which mask_mod hides nothing; None: it is not listed
+    """
+    hides = cfg.mask_mod is not None and (masked or not cfg.lists_blocks)
+    aux = Aux.of(cfg, args, work.sequence, row)
     out = []
     for column, score in enumerate(scores):
         key = n * cfg.tiles.BN + column
@@ -196,8 +200,10 @@ def apply_score_functions(
         if cfg.score_mod is not None:
             scale = scales.times(args.scale, row.factor)
             score = cfg.score_mod.score(score * scale, *where)
-        if cfg.mask_mod is not None:
-            score = select_(cfg.mask_mod.shows(*where), score, Float32(visibility.MASKED))
+        if hides:
+            shows = cfg.mask_mod.shows(*where)
+            shows = shows if full is None else full | shows
+            score = select_(shows, score, Float32(visibility.MASKED))
         out.append(score)
     return out
 

@@ -56,11 +56,16 @@ class CorrectionGroup:
 
 @dataclass(frozen=True)
 class Share:
-    """A softmax thread's part of a work tile. tiles_before: key tiles of the warpgroup in earlier work tiles."""
+    """A softmax thread's part of a work tile.
+
+    tiles_before   key tiles of the warpgroup in earlier work tiles
+    listed         where blocks are listed: the key tile of the current turn; None: the turn is the key tile
+    """
 
     work: Work
     row: RowContext
     tiles_before: Int32
+    listed: Int32 | None = None
 
 
 @dataclass(frozen=True)

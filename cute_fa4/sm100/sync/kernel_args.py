@@ -12,6 +12,7 @@ from ..blueprint.barriers import BarrierTable
 from ..blueprint.memory_maps import SmemMap
 from ..operands.rope import Rope
 from ..operands.tma import KVOperand
+from ..work.block_lists import BlockLists
 from ..work.packed_order import PackedOrder
 from ..work.sequence import Lengths
 from ..work.shared_order import SharedOrder
@@ -48,6 +49,7 @@ class KernelArgs:
     mask_sizes: tuple  # run-time numbers of the mask, Int32
     sink: cute.Tensor | None  # (heads,), or None
     aux: tuple  # tensors for score_mod and mask_mod
+    blocks: BlockLists | None = None  # key blocks of each block of queries, where they are listed
 
 
 class Events:

@@ -28,7 +28,7 @@ work_judged  3       softmax 256     load                 whether a work tile is
 Where every key has a scale (roles/token_scales.py), 32 threads of its warp also read the queue. The last rows are
 
 barrier       number  raised by    awaited by  means
-scales_full   4       scales 32    softmax     the scales of a key tile are there
+scales_full   4       scales 32    softmax     the scales of a key tile are ready
 scales_empty  4       softmax 256  scales      they have been read
 
 Where 8-bit K has 16-bit rotary columns (steps/products.py), there is

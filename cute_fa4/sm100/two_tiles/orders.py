@@ -12,6 +12,8 @@ The kernel code is in other files because it needs the compiler, and the host re
 
 from dataclasses import dataclass, replace
 
+from ..blueprint import tuning
+from ..blueprint.bands import mask_fact
 from ..blueprint.barriers import SOFTMAX, Barrier, commit_by, one_softmax
 from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
@@ -135,14 +137,23 @@ def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> Tmem
 ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed(), PCrossedSummed())}
 
 
-def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:
-    """P beside S where tensor memory has room for it: softmax and the tensor core then wait less for each other.
+def best_order(family: str, tiles: Tiles, lone_tiles: bool | None = None) -> str:
+    """The first order of the tuning table's preference that the problem allows, without one that also sums P.
 
-    Otherwise crossed, if P has eight bits: it then takes few enough registers to be held until the warpgroups have
-    taken turns (docs/decisions/0019). Crossed does not support single-tile work tiles.
+    P beside S needs room in tensor memory. Crossed needs P of eight bits, which takes few enough registers to be held
+    until the warpgroups have taken turns (docs/decisions/0019), and does not support single-tile work tiles.
     """
-    if PBesideS().tmem(tiles).fits:
-        return "p_beside_s"
     problem = tiles.problem
     lone = problem.clips_queries if lone_tiles is None else lone_tiles
-    return "p_crossed" if problem.is_quantized and not lone else "p_over_s"
+    allowed = {
+        "p_over_s": True,
+        "p_beside_s": PBesideS().tmem(tiles).fits,
+        "p_crossed": problem.is_quantized and not lone,
+    }
+    return next(order for order in preference(family, problem) if allowed.get(order))
+
+
+def preference(family: str, problem: Problem) -> list[str]:
+    """All orders, the preferred one first."""
+    facts = {"arch": problem.arch, "head_dim": problem.qk_depth, "mask": mask_fact(problem.mask)}
+    return tuning.choose("order", family=family, eight_bits=problem.is_quantized, **facts)

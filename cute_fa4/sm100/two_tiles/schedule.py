@@ -14,11 +14,13 @@ from functools import lru_cache
 from typing import ClassVar
 
 from ...scales import ROW
+from ..blueprint import tuning
+from ..blueprint.bands import mask_fact
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.memory_maps import TmemMap, slots_that_fit
 from ..blueprint.problem import Problem
 from ..blueprint.reach import Extra
-from ..blueprint.row_schedule import RowSchedule
+from ..blueprint.row_schedule import RowSchedule, emulated_pairs
 from ..blueprint.tiles import Tiles
 from . import barriers
 from .orders import (
@@ -27,6 +29,7 @@ from .orders import (
     POverS,
     best_order,
     may_add_up,
+    preference,
 )
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
@@ -38,8 +41,7 @@ ORDERS_OF_UNEVEN_TILES = (
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
 CROSSED, SUMMED = "p_crossed", "p_crossed_summed"
-EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
-EMULATED_WITHOUT_SUMS = 40  # where P V computes the row sums instead of softmax
+REFERENCES = ("quarter", "tile")
 COLUMNS_BY_WARP = 128  # of a key tile whose quarters each have a word of visibility bits
 MOST_IN_HALVES = 56  # the remaining pairs propagate NaN
 
@@ -54,56 +56,71 @@ class TwoTiles(RowSchedule):
                    (single_tile/hooks.py); None: on where the query lengths, and so the rows per work tile, vary
     maximum        the maximum subtracted in the exponentials of a row: its "exact" running maximum, or a "lagged" one,
                    from earlier key tiles (steps/lagged.py); None: as lag_pays decides for the problem
+    first_reference  where a lagged maximum begins: with that of a "quarter" of the first key tile's scores, or of the
+                   "tile"; None: as the tuning table says, where a quarter may serve
     exponential    how the FMA units compute their part of the exponentials: "exact", in float32, or "half", in f16, for
-                   P of eight bits (steps/half_powers.py); None: half where P has eight bits, on sm_100a
+                   P of eight bits (steps/half_powers.py); None: as the tuning table says, where P has eight bits
     """
 
     family: ClassVar[str] = "mha2q"
     query_tiles: ClassVar[int] = 2
-    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES | Extra.BLOCK_LISTS
     values_apart: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = "use order='p_over_s'"
-    lagged_emulated: ClassVar[int] = (
-        24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
-    )
 
     order: str | None = None
     lone_tiles: bool | None = None
     maximum: str | None = None
     exponential: str | None = None
+    first_reference: str | None = None
 
     def resolved(self, problem: Problem) -> "TwoTiles":
-        lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
-        schedule = self
-        if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
-            schedule = replace(schedule, exp2_emulated=self.lagged_emulated)
+        maximum = self.maximum or ("lagged" if lag_pays(self.family, problem) else "exact")
+        schedule = replace(self, first_reference=self._first_reference(problem, maximum))
         if schedule.exponential is None:
-            half = problem.is_quantized and problem.arch == "sm_100a" and problem.descales.v != ROW
-            schedule = replace(schedule, exponential="half" if half else "exact")
+            half = problem.is_quantized and problem.descales.v != ROW
+            facts = {"arch": problem.arch, "family": self.family}
+            chosen = tuning.choose("exponential", **facts) if half else "exact"
+            schedule = replace(schedule, exponential=chosen)
         if self.order is None and schedule.adds_up(problem):
             schedule = replace(schedule, order=SUMMED)
-        if schedule.exp2_emulated is None and schedule.exponential == "half":
+        if schedule.exp2_emulated is None:
             summed = schedule.order == SUMMED
-            schedule = replace(
-                schedule, exp2_emulated=EMULATED_WITHOUT_SUMS if summed else EMULATED_IN_HALVES
-            )
+            pairs = emulated_pairs(self.family, problem, maximum, schedule.exponential, summed)
+            schedule = replace(schedule, exp2_emulated=pairs)
         schedule = super(TwoTiles, schedule).resolved(problem)
         if self.lone_tiles is None and problem.token_scales:
             schedule = replace(schedule, lone_tiles=False)
         open_order = schedule.order is None
         if open_order and not (self.contradictions(problem) + problem.contradictions()):
-            schedule = replace(schedule, order=best_order(self.tiles(problem), schedule.lone_tiles))
+            schedule = replace(
+                schedule, order=best_order(self.family, self.tiles(problem), schedule.lone_tiles)
+            )
         if schedule.lone_tiles is None:
             takes_them = schedule.order in ORDERS_OF_LONE_TILES
             schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
         if self.maximum is None:
-            schedule = replace(schedule, maximum="lagged" if lags else "exact")
+            schedule = replace(schedule, maximum=maximum)
         return schedule
+
+    def _first_reference(self, problem: Problem, maximum: str) -> str:
+        """A function may hide a quarter's scores, and with a lower bound a masked tile comes first."""
+        if maximum != "lagged" or problem.has_functions or problem.mask.has_lower_bound:
+            return "tile"
+        facts = {
+            "arch": problem.arch,
+            "head_dim": problem.qk_depth,
+            "mask": mask_fact(problem.mask),
+        }
+        return self.first_reference or tuning.choose("first_reference", family=self.family, **facts)
 
     def adds_up(self, problem: Problem) -> bool:
         """Whether P V also sums P by default: with exponentials in f16 (docs/decisions/0019)."""
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
-        return may_add_up(problem) and self.exponential == "half" and not lone
+        if not may_add_up(problem) or self.exponential != "half" or lone:
+            return False
+        orders = preference(self.family, problem)  # there is no room for P beside S
+        return orders.index(SUMMED) < min(orders.index(CROSSED), orders.index("p_over_s"))
 
     def fitting(self, problem: Problem) -> "TwoTiles":
         """The same choices for another problem. If P V may not sum P there, as with an LSE, softmax sums it."""
@@ -142,10 +159,6 @@ class TwoTiles(RowSchedule):
     def lags(self) -> bool:
         return self.maximum == "lagged"
 
-    def quarter_pays(self, problem: Problem) -> bool:
-        """Whether kernels are faster if the first maximum comes from a quarter of the scores (docs/decisions/0016)."""
-        return True
-
     @property
     def _order(self) -> POverS | PBesideS:
         return ORDERS[self.order]
@@ -154,7 +167,8 @@ class TwoTiles(RowSchedule):
         why = super().contradictions(problem)
         if self.order not in (None, *ORDERS):
             why.insert(
-                0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
+                0,
+                f"order={self.order!r} is not an order of the products: use {' or '.join(ORDERS)}",
             )
         if not self._order_fits(problem) and not problem.is_quantized:
             why.append(
@@ -169,11 +183,15 @@ class TwoTiles(RowSchedule):
             )
         if self.maximum not in (None, *MAXIMA):
             why.append(
-                f"maximum={self.maximum!r} is no reference of exponentials: use {' or '.join(MAXIMA)}"
+                f"maximum={self.maximum!r} is not a kind of running maximum: use {' or '.join(MAXIMA)}"
+            )
+        if self.first_reference not in (None, *REFERENCES):
+            why.append(
+                f"first_reference={self.first_reference!r} is no first maximum: use {' or '.join(REFERENCES)}"
             )
         if self.exponential not in (None, *EXPONENTIALS):
             why.append(
-                f"exponential={self.exponential!r} is no way to compute P: use {' or '.join(EXPONENTIALS)}"
+                f"exponential={self.exponential!r} is not a way to compute P: use {' or '.join(EXPONENTIALS)}"
             )
         if self.exponential == "half" and not problem.is_quantized:
             why.append(
@@ -191,13 +209,17 @@ class TwoTiles(RowSchedule):
             )
         if self.lone_tiles and problem.token_scales:
             why.append(
-                f"lone_tiles=True with descales={problem.descales!r}: scales of each key are not built for it: use "
+                f"lone_tiles=True with descales={problem.descales!r}: scales of each key are not supported for it: use "
                 "lone_tiles=False"
             )
         if self.lone_tiles and self.order not in (None, *ORDERS_OF_LONE_TILES):
             why.append(
-                f"lone_tiles=True with order={self.order!r} is not built yet: use "
+                f"lone_tiles=True with order={self.order!r} is not supported: use "
                 f"{' or '.join(ORDERS_OF_LONE_TILES)}, or lone_tiles=False"
+            )
+        if self.lags and problem.q_block:
+            why.append(
+                f"maximum='lagged' with q_block={problem.q_block} is not supported: use 'exact'"
             )
         if self.lags and not may_lag(problem):
             why.append(
@@ -211,21 +233,22 @@ def may_lag(problem: Problem) -> bool:
     return problem.p_dtype == "bf16"
 
 
-def lag_pays(problem: Problem) -> bool:
-    """Whether a kernel for the problem uses the maximum of earlier key tiles, unless its schedule says otherwise.
-
-    On sm_103a the load of the scores also returns their maximum (docs/decisions/0016).
-    """
-    return may_lag(problem) and keeps_references(problem) and problem.arch == "sm_100a"
+def lag_pays(family: str, problem: Problem) -> bool:
+    """Whether a kernel for the problem uses the maximum of earlier key tiles, unless its schedule says otherwise."""
+    if not (may_lag(problem) and keeps_references(problem)):
+        return False
+    facts = {"arch": problem.arch, "head_dim": problem.qk_depth, "mask": mask_fact(problem.mask)}
+    return tuning.choose("maximum", family=family, **facts) == "lagged"
 
 
 def keeps_references(problem: Problem) -> bool:
     """Whether the maximum of the first key tile serves the later tiles, and softmax is late without it.
 
     Up to depth 128 P V waits for P (docs/decisions/0012). A mask without bands has no whole tiles, and a mask function
-    may hide all of the first tile: its work tiles would be rerun.
+    may hide all of the first tile: its work tiles would be rerun. Listed tiles take turns with and without a mask.
     """
-    return problem.mask.is_band and problem.mask_mod is None and problem.qk_depth <= 128
+    hides = problem.mask_mod is not None or problem.q_block
+    return problem.mask.is_band and not hides and problem.qk_depth <= 128
 
 
 @lru_cache(maxsize=1024)

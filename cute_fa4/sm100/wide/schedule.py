@@ -66,7 +66,7 @@ class WideTile(RowSchedule):
     def refusals(self, problem: Problem) -> list[str]:
         if problem.is_quantized:
             return [
-                f"qkv_dtype={problem.qkv_dtype!r} is not built yet in units of 64 columns: use schedule=TwoTiles()"
+                f"qkv_dtype={problem.qkv_dtype!r} is not supported in units of 64 columns: use schedule=TwoTiles()"
             ]
         return super().refusals(problem)
 

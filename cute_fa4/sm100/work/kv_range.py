@@ -38,6 +38,7 @@ class TileRange:
     early   how many of them query tile 0 leaves out at the end; None: none (FA4Config.uneven)
     late    how many of them query tile 1 leaves out at the beginning; None: none (FA4Config.begins_late)
     leader  if some may be left out: the softmax warpgroup that has query tile 1 (two_tiles/uneven/hooks.py)
+    whole   where blocks are listed: turns of full blocks, which come first (block_lists.py); None: they are not
     """
 
     first: Int32
@@ -45,6 +46,7 @@ class TileRange:
     early: Int32 | None = None
     late: Int32 | None = None
     leader: Int32 | None = None
+    whole: Int32 | None = None
 
     def count_of(self, i):
         """Key tiles of query tile i, a number or an Int32 of the kernel."""

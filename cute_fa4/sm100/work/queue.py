@@ -29,7 +29,7 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
-from . import blocks, kv_range, packed_order, shared_order, tile_order
+from . import block_lists, blocks, kv_range, packed_order, shared_order, tile_order
 from .kv_range import TileRange
 from .line import Held
 from .sequence import Sequence, find_sequence
@@ -174,6 +174,8 @@ def words_of(work: Work) -> list:
         last = tiles.early << 1 | tiles.leader
     if tiles.late is not None:
         last = last | tiles.late << LATE
+    if tiles.whole is not None:
+        last = tiles.whole
     return [
         tiles.first,
         tiles.count,
@@ -225,6 +227,8 @@ def work_of(cfg, args, words: list) -> Work:
     else:  # constants and arguments of the kernel: nothing is read
         found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
     tile = WorkTile(first_position, head, kv_head, batch, last if cfg.split_keys else None)
+    if cfg.lists_blocks:
+        return Work(tile, found, TileRange(first, count, whole=last))
     if not cfg.uneven:
         return Work(tile, found, TileRange(first, count))
     if not cfg.begins_late:
@@ -275,15 +279,18 @@ def find_work(
     else:
         tile = tile_order.work_tile(cfg, number, args.order)
         of = find_sequence(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
-    last = minimum(tile.first_position + cfg.tiles.positions_per_block, of.seqlen_q) - 1
-    tiles = kv_range.tile_range(
-        cfg,
-        of.position(tile.first_position),
-        of.position(last),
-        of.num_keys,
-        of.key_limit,
-        args.mask_sizes,
-    )
+    if cutlass.const_expr(cfg.lists_blocks):
+        tiles = block_lists.range_of(cfg, args, tile, of)
+    else:
+        last = minimum(tile.first_position + cfg.tiles.positions_per_block, of.seqlen_q) - 1
+        tiles = kv_range.tile_range(
+            cfg,
+            of.position(tile.first_position),
+            of.position(last),
+            of.num_keys,
+            of.key_limit,
+            args.mask_sizes,
+        )
     if cutlass.const_expr(cfg.split_keys):
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
     if cutlass.const_expr(cfg.cluster_parts > 1):
@@ -332,6 +339,8 @@ def no_work(cfg, count: int = NO_MORE) -> Work:
     tiles = TileRange(zero, Int32(count))
     if cfg.uneven:
         tiles = replace(tiles, early=zero, late=zero if cfg.begins_late else None, leader=zero)
+    if cfg.lists_blocks:
+        tiles = replace(tiles, whole=zero)
     return Work(tile, Sequence.empty(), tiles)
 
 

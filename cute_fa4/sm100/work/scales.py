@@ -8,7 +8,10 @@
     K, V    k_descale, v_descale have a number for each key and head: per column of S and P (steps/token_scales.py), or
             per thread where rows are columns (few_rows/token_scales.py)
 
-    k_rope  k_rope_descale has a number for each key, for dequantized columns (`wide/dequantized_rope/widen.py`)
+    K, V    with 4 bits k_block_scale, v_block_scale have an e4m3 number for each 16 columns of a key and head: they are
+            multiplied where the columns are dequantized (few_rows/dequantized/blocks.py)
+
+    k_rope  k_rope_descale has a number for each key, for dequantized columns (`wide/dequantized_rope/dequantize.py`)
 
 Only the last two groups cost anything per key tile. A tensor with one number for all is read with strides of 0.
 """
@@ -17,11 +20,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
+from ...dtypes import DTYPES
 from ...layouts.scalars import maximum, minimum
 from ...scales import HEAD, ROW
 from ...tma import paged_rows
 from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
+
+SCALES_OF_WORD = 4
 
 
 def of_scores(cfg, args, work, place: Row | None = None):
@@ -83,7 +89,7 @@ def place_of_row(cfg, tensor, work, place: Row) -> tuple:
 
 def _product(cfg, args, work, names: str):
     product = None
-    for (name, kind), tensor in zip(cfg.descales.given, args.descales, strict=True):
+    for (name, kind), tensor in zip(cfg.descales.given, args.descales, strict=False):
         if kind == HEAD and name in names:
             batch = minimum(work.sequence.batch, tensor.shape[0] - 1)
             product = times(tensor[batch, work.tile.kv_head], product)
@@ -98,6 +104,45 @@ def of_key(cfg, args, work, key, exists=True) -> tuple:
     tensors = [args.descales[cfg.descales.place(name)] for name in cfg.token_scales]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
     return tuple(_number_of(x, (*place, work.tile.kv_head), exists) for x in tensors)
+
+
+def page_of_key(cfg, args, work, key, exists=True):
+    """The entry of the page table for a key, -1 if there is none beyond the sequence; None where keys are not paged."""
+    if cfg.kv_layout != "paged":
+        return None
+    of = work.sequence
+    row, in_cache = key + of.k_first_row, args.lengths.cache_row(of.batch)
+    column, _ = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
+    return _entry_of_table(args.page_table, in_cache, column, exists & (key < of.num_keys))
+
+
+def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
+    """The scales of the blocks of a key of a 4-bit cache, four a word, of K and of V; 0 beyond the sequence.
+
+    page: of page_of_key, which may have been read long before
+    """
+    exists = exists & (key < work.sequence.num_keys)
+    if page is None:
+        place, exists = place_of_key(cfg, args, work, key, exists)
+    else:
+        row = key + work.sequence.k_first_row
+        _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
+        place, exists = (page, inside), exists & (page >= 0) & (page < args.num_pages)
+    words = []
+    for tensor, depth in zip(args.descales[-2:], (cfg.qk_depth, cfg.ov_depth), strict=True):
+        number = depth // (SCALES_OF_WORD * DTYPES[cfg.kv_dtype].block)
+        places = [(*place, work.tile.kv_head, i) for i in range(number)]
+        words.append(tuple(_word_of(tensor, at, exists) for at in places))
+    return tuple(words)
+
+
+@cute.jit
+def _word_of(tensor: cute.Tensor, place: tuple, exists: cutlass.Boolean) -> Int32:
+    """A word of a tensor; 0 if it does not exist."""
+    value = Int32(0)
+    if exists:
+        value = tensor[place]
+    return value
 
 
 def of_rope(cfg, args, work, key, end, exists):

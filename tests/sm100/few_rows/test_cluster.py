@@ -33,6 +33,7 @@ from tests.serving.batches import (
 )
 from tests.serving.batches import split as by_sequence
 from tests.sm100.few_rows import cluster_defects
+from tests.tuned import changed
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
@@ -51,7 +52,7 @@ def chosen(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(split, "cluster_parts", spy)
-    monkeypatch.setattr(split, "CLUSTER_TILES", ((1, 16),))
+    changed(monkeypatch, cluster_tiles=[[1, 16]])
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from cute_fa4 import flash_attn_varlen_func
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config
-from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
 from cute_fa4.sm100.one_tile.schedule import OneTile
 from cute_fa4.sm100.two_tiles.pair.schedule import Pair
@@ -120,4 +120,4 @@ def test_who_copies_v():
         found = [roles(schedule, page_size=page) for page in (1, 16)]
         assert found == [(1, 512, found[1][2] + 32), (0, 512, found[1][2])]
     assert roles(Pair(), page_size=1)[0] == 0
-    assert roles(WidenedTile(), kv_dtype="e4m3", page_size=1)[0] == 0
+    assert roles(DequantizedTile(), kv_dtype="e4m3", page_size=1)[0] == 0

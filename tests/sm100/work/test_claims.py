@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.blueprint import claims
+from cute_fa4.sm100.blueprint import claims, tuning
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 
@@ -41,7 +41,9 @@ def test_the_classes_are_those_that_were_measured(choices, expected):
 def test_a_class_decides_unless_the_schedule_does(name, monkeypatch):
     choices = {"dense full": {}, "packed MHA": PACKED, "other": dict(causal=True)}[name]
     for default in (True, False):
-        monkeypatch.setitem(claims.CLASSES, name, default)
+        rows = (tuning.Row({"calls": name}, default),)
+        table = tuning.Tuning({"claims": rows}).before(tuning.shipped())
+        monkeypatch.setattr(tuning, "active", lambda table=table: table)
         assert config(**choices).schedule.claims is default
         assert config(**choices, claims=not default).schedule.claims is not default
         assert TwoTiles(claims=not default).resolved(config(**choices)).claims is not default
@@ -59,8 +61,8 @@ def test_the_decision_has_every_class_with_its_default():
     rows = [line for line in DECISION.read_text().splitlines() if line.startswith("| ")]
     last = {row.split(" | ")[0].strip("| "): row.rstrip("| ").split(" | ")[-1] for row in rows}
     names = {"other": "masks, grouped heads, pages, lengths"}
-    for name, default in claims.CLASSES.items():
-        assert last[names.get(name, name)] == ("on" if default else "off")
+    for name in claims.CLASSES:
+        assert last[names.get(name, name)] == ("on" if claims.class_claims(name) else "off")
 
 
 @pytest.mark.parametrize("rows", [{}, {"rows": 8}])

@@ -15,6 +15,7 @@ from cute_fa4.calls.split_keys import split, workspace
 from cute_fa4.sm100.work import shared_order
 from cute_fa4.sm100.work.shared_order import pieces_of
 from tests.calls.simulated_device import full_of_nan
+from tests.tuned import changed
 
 SMS = 148  # of a B200
 BN = 128
@@ -107,7 +108,7 @@ def test_the_kernel_takes_the_pieces_of_the_formula(monkeypatch, name):
 
     monkeypatch.setattr(workspace, "_allocated", full_of_nan)
     monkeypatch.setattr(split, "num_sms", lambda device: ctas)
-    monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 2 * BN)
+    changed(monkeypatch, split_least_keys=2 * BN)
     monkeypatch.setattr(split.Shared, "workspace", remembered)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(sum(queries), case["group"], 64, generator=generator).bfloat16()

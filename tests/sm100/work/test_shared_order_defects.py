@@ -18,6 +18,7 @@ from cute_fa4.sm100.combine import kernel as combine
 from cute_fa4.sm100.work import line, results, shared_order
 from tests.calls.simulated_device import full_of_nan
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
+from tests.tuned import changed
 
 LENGTHS = [5] * 10 + [700] + [5] * 7 + [0, 300]
 CTAS = 4
@@ -44,7 +45,7 @@ def expected():
 @pytest.fixture
 def on_four_ctas(monkeypatch):
     monkeypatch.setattr(split, "num_sms", lambda device: CTAS)
-    monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 256)
+    changed(monkeypatch, split_least_keys=256)
     monkeypatch.setattr(workspace, "_allocated", full_of_nan)
 
 

@@ -11,7 +11,7 @@ p_ready       1       softmax 16 (at 0)         mma           P is stored, O res
 pv_done       1       mma 1 (commit)            softmax       O is complete up to here and P has been read
 kv_full       8       load 1 (+ bytes of both)  mma           a unit of K or V is ready
 kv_empty      8       mma 1 (commit)            load          the slot's MMAs have completed
-rope_full     1       load 1 (+ bytes of both)  mma           the rotary columns are there
+rope_full     1       load 1 (+ bytes of both)  mma           the rotary columns are ready
 rope_empty    1       mma 1 (commit)            load          S is made
 work_ready    2       load 1                    softmax, mma  a work tile is announced
 work_read     2       softmax 256 + mma 32      load          the announcement has been read

@@ -20,7 +20,7 @@ from cute_fa4.dtypes import UNQUANTIZED
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import TmemMap
 from ...blueprint.problem import Problem
-from ...blueprint.row_schedule import default_rescale_log2, lag_contradictions
+from ...blueprint.row_schedule import default_rescale_log2, lag_contradictions, starts_early
 from ...blueprint.tiles import ROWS_PER_Q_TILE
 from ...few_rows.warp_roles import SwappedWarpRoles
 from . import barriers
@@ -56,7 +56,9 @@ class LatentPair:
         lag = self.rescale_log2
         if lag is None:
             lag = default_rescale_log2(problem)
-        early = True if self.dependent_launch is None else self.dependent_launch
+        early = self.dependent_launch
+        if early is None:
+            early = starts_early(self.family, problem)
         return replace(self, claims=False, rescale_log2=lag, dependent_launch=early)
 
     def tiles(self, problem: Problem) -> LatentPairTiles:
@@ -82,8 +84,8 @@ class LatentPair:
         why = not_built(problem)
         if problem.token_scales:
             why.append(
-                f"descales={problem.descales!r}: scales of each key are not built for pairs over a latent cache: use "
-                "schedule=LatentTile(rows=64), or k and v, scales of each sequence"
+                f"descales={problem.descales!r}: scales of each key are not supported for pairs over a latent cache: "
+                "use schedule=LatentTile(rows=64), or k and v, scales of each sequence"
             )
         return why
 
@@ -123,7 +125,7 @@ def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
     }.items():
         if getattr(problem, name) != only:
             why.append(
-                f"{name}={getattr(problem, name)!r} is not built yet for pairs of CTAs over a latent cache: use "
+                f"{name}={getattr(problem, name)!r} is not supported for pairs of CTAs over a latent cache: use "
                 f"{only!r}, or schedule=LatentTile(rows=64)"
             )
     return why

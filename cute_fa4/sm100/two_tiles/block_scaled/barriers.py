@@ -3,7 +3,7 @@
 The barriers are those of two_tiles/barriers.py with the ring of scales, whose entries here go to the tensor core:
 
 barrier       number  raised by       awaited by  means
-scales_full   4       scales 32       mma         the scales of a key tile, with a first one of the queries, are there
+scales_full   4       scales 32       mma         the scales of a key tile, with a first one of the queries, are ready
 scales_empty  4       mma 1 (commit)  scales      they have been copied into tensor memory
 
 barrier       is not raised again too early because
@@ -35,7 +35,7 @@ def rows(warps: WarpRoles, of_the_order: tuple) -> tuple[Barrier, ...]:
     changed = {
         "scales_full": {
             "awaited_by": "mma",
-            "means": "the scales of a key tile, with a first one of the queries, are there",
+            "means": "the scales of a key tile, with a first one of the queries, are ready",
         },
         "scales_empty": {
             "raised_by": (commit_by("mma"),),

@@ -64,16 +64,16 @@ class BlockScaled(TwoTiles):
             )
         if problem.token_scales:
             why.append(
-                f"descales={problem.descales!r}: scales of each key of V are not built beside scales of blocks: use v, "
-                "one for each sequence and head"
+                f"descales={problem.descales!r}: scales of each key of V are not supported beside scales of blocks: "
+                "use v, one for each sequence and head"
             )
         if self.order != ORDER:
             why.append(
-                f"order={self.order!r} is not built yet with scales of blocks: use {ORDER!r}"
+                f"order={self.order!r} is not supported with scales of blocks: use {ORDER!r}"
             )
         if self.lone_tiles:
             why.append(
-                "lone_tiles=True is not built yet with scales of blocks: use lone_tiles=False"
+                "lone_tiles=True is not supported with scales of blocks: use lone_tiles=False"
             )
         return why
 

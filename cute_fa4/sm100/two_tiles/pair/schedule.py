@@ -30,7 +30,7 @@ from ...blueprint.problem import Problem
 from ...blueprint.reach import Extra
 from ...blueprint.tiles import Tiles
 from ...pair.entries import JUDGED_PAIR_BYTES
-from ..schedule import TwoTiles, keeps_references, may_lag
+from ..schedule import TwoTiles
 from ..smem_map import TwoTilesSmem, smem_map
 from . import barriers
 
@@ -51,12 +51,9 @@ class Pair(TwoTiles):
     ctas: ClassVar[int] = 2  # that share an MMA
     extras: ClassVar[Extra] = Extra.ROPE
     values_apart: ClassVar[bool] = False
-    lagged_emulated: ClassVar[int] = 28
 
     def resolved(self, problem: Problem) -> "Pair":
-        lags = may_lag(problem) and keeps_references(problem)
-        maximum = "lagged" if lags else "exact"
-        open_here = {"order": ORDER, "lone_tiles": False, "maximum": maximum}
+        open_here = {"order": ORDER, "lone_tiles": False}
         closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
         return super(Pair, replace(self, **closed)).resolved(problem)
 
@@ -64,15 +61,13 @@ class Pair(TwoTiles):
     def alone(self) -> TwoTiles:
         """The same choices for CTAs that do not form pairs."""
         same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
-        chosen_again = dict.fromkeys(("order", "lone_tiles", "maximum", "exp2_emulated"))
+        chosen_again = dict.fromkeys(
+            ("order", "lone_tiles", "maximum", "exp2_emulated", "first_reference")
+        )
         return TwoTiles(**{**same, **chosen_again})
 
     def tiles(self, problem: Problem) -> Tiles:
         return Tiles.cut(problem, num_q=self.query_tiles, cta_group=self.ctas)
-
-    def quarter_pays(self, problem: Problem) -> bool:
-        """Without a mask the mainloop after it takes 2112 modeled cycles instead of 2096, and long rows get slower."""
-        return problem.mask.has_upper_bound
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
@@ -84,15 +79,15 @@ class Pair(TwoTiles):
         why = super()._not_built(problem)
         if problem.split_keys:
             why.append(
-                "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"
+                "split_keys=True is not supported for pairs of CTAs, which are for many queries: use TwoTiles()"
             )
         if self.lone_tiles:
             why.append(
-                "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
+                "lone_tiles=True is not supported for pairs of CTAs: use False, or TwoTiles()"
             )
         if self.order != ORDER:
             why.append(
-                f"order={self.order!r} is not built for pairs of CTAs: use {ORDER!r}, or TwoTiles()"
+                f"order={self.order!r} is not supported for pairs of CTAs: use {ORDER!r}, or TwoTiles()"
             )
         if not pairs_run(problem.qkv_dtype, problem.mask):
             why.append(

@@ -41,6 +41,6 @@ class WidePair(WideTile):
         why = super().refusals(problem)
         if problem.split_keys:
             why.append(
-                "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use WideTile()"
+                "split_keys=True is not supported for pairs of CTAs, which are for many queries: use WideTile()"
             )
         return why

@@ -10,11 +10,11 @@ This is another name for sm100/blueprint/score_mods.py, which defines them and d
 receives and may do.
 """
 
+from cute_fa4.sm100.blueprint.packaged import alibi_slope
 from cute_fa4.sm100.blueprint.score_mods import (
     ScoreMod,
     additive_bias,
     alibi,
-    alibi_slope,
     composed,
     relative_logits,
     soft_cap,

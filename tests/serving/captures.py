@@ -1,7 +1,7 @@
 """Functions of a mask that read the size of a window in every way that Python has, and change it there.
 
-way(window) -> (function, change): after change(new) the same object hides other keys. All of them compute the same
-operations, so that they share a kernel for each window.
+way(window) -> (function, change): after change(new) the same object hides other keys. All of them but DATA compute
+the same operations, so that they share a kernel for each window.
 """
 
 from __future__ import annotations
@@ -224,6 +224,7 @@ def counted(window):
     return function, change
 
 
+DATA = ("scalar_tensor",)  # a tensor's values are no part of the computation
 WAYS = {
     way.__name__: way
     for way in (

@@ -239,6 +239,9 @@ def test_what_a_score_mod_computes_is_fixed_when_it_is_made(way):
     assert ScoreMod.of(function) == first
     change(9)
     second = ScoreMod.of(function)
+    if way in captures.DATA:
+        assert first == second
+        return
     assert first != second and hash(first) != hash(second)
     change(3)
     assert ScoreMod.of(function) == first == ScoreMod.of(captures.WAYS["closure"](3)[0])
@@ -326,8 +329,8 @@ REFUSED = {
     "math": (dict(score_mod=lambda s, b, h, i, j: math.exp(s)), r"torch\.exp"),
     "a list": (dict(score_mod=lambda s, b, h, i, j: s + [1, 2][h]), "aux_tensors"),
     "a dictionary": (dict(score_mod=lambda s, b, h, i, j: s + {0: 1}[h]), "aux_tensors"),
-    "a tensor": (dict(score_mod=lambda s, b, h, i, j: s + torch.ones(50)[j]), "aux_tensors"),
-    "a sum with a tensor": (dict(score_mod=lambda s, b, h, i, j: s + torch.ones(50)), "aux_tensors"),
+    "a sum with a tensor": (dict(score_mod=lambda s, b, h, i, j: s + torch.ones(50)), "its elements, one index"),
+    "a tensor beside the compiler": (dict(score_mod=lambda s, *_: torch.ones(50)[cutlass.Int32(s)]), "aux_tensors"),
     "a function of torch": (dict(score_mod=lambda s, b, h, i, j: torch.erf(s)), r"torch\.erf: accepted: .*tanh"),
     "a slice": (dict(score_mod=lambda s, b, h, i, j, aux: s + aux[0][:, j]), "one index for each dimension"),
     "aux in a loop": (dict(score_mod=lambda s, b, h, i, j, aux: s + sum(x[j] for x in aux)), r"aux\[0\], aux\[1\]"),

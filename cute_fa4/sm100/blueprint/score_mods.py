@@ -9,16 +9,19 @@ coordinates, q_idx + num_keys - seqlen_q, and aux.q_row its row in a packed tens
 batch * seqlen_q + q_idx. A function need not take aux: FlexAttention's have five and four parameters.
 
 The function is called once, with symbols instead of numbers (traced/). It uses operators, torch.where, torch.exp and
-other functions of torch on numbers, or cute.math and cutlass.select_. It may read anything else, such as attributes of
-a module or elements of a list; their values at the time of the call become part of the computation. The computation
-is the key of the function and becomes the code of the kernel.
+other functions of torch on numbers, or cute.math and cutlass.select_. Tensors that it captures become aux tensors of
+the call (captured.py). It may read anything else, such as attributes of a module or elements of a list; their values
+at the time of the call become part of the computation. The computation is the key of the function and becomes the
+code of the kernel.
 """
 
 import ast
 import math
 import sys
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from operator import index
 from typing import Any
@@ -29,40 +32,11 @@ from cute_fa4.system import forks
 from cute_fa4.system.messages import shown
 
 from ..traced.captures import Mutable, Reads
-from ..traced.trace import MASK, SCORE, Traced, name_of, takes, traced
+from ..traced.expressions import CAPTURED
+from ..traced.read_tensors import Recorder
+from ..traced.trace import MASK, SCORE, Element, Traced, name_of, takes, traced
 from . import packaged
 from .packaged import InKernel
-
-
-@dataclass(frozen=True)
-class Aux:
-    """Inputs of a function other than the score and its indices."""
-
-    tensors: tuple
-    dtypes: tuple
-    position: Any
-    q_row: Any
-    seqlen_q: Any
-    num_keys: Any
-
-    def __getitem__(self, i):
-        return self.tensors[i]
-
-    @staticmethod
-    def of(cfg, args, sequence, row) -> "Aux":
-        """For one row: `row.q_index` of `sequence`."""
-        from cutlass import Int32
-
-        packed = args.lengths.queries_are_packed
-        q_row = sequence.q_first_row if packed else sequence.batch * args.seqlen_q
-        return Aux(
-            args.aux,
-            tuple(dtype for dtype, _ in cfg.aux),
-            Int32(sequence.position(row.q_index)),
-            Int32(q_row + row.q_index),
-            Int32(sequence.seqlen_q),
-            Int32(sequence.num_keys),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +53,12 @@ class InOrder:
         between = self.first.score(score, *where)
         return self.first.slope(score, between, where) * self.then.slope(between, value, where)
 
+    def slopes(self, score, value, where: tuple) -> list:
+        between = self.first.score(score, *where)
+        further = self.then.slope(between, value, where)
+        of_first = [slope * further for slope in self.first.slopes(score, between, where)]
+        return of_first + self.then.slopes(between, value, where)
+
 
 @dataclass(frozen=True)
 class ScoreMod:
@@ -94,12 +74,14 @@ class ScoreMod:
     check: Callable | None = field(default=None, repr=False, compare=False)
     # The name used in messages.
     label: str = field(default="", repr=False, compare=False)
+    # (tensor, the function that captures it): aux tensors of a call, once it has joined them (captured.py).
+    captured: tuple = field(default=(), repr=False, compare=False)
 
     def __post_init__(self):
         """Trace a caller's function; a key that came with it becomes its label, since it may be any text."""
         if not isinstance(self.function, (InKernel, InOrder, Traced)):
             mod = ScoreMod.of(self.function)
-            for name in ("function", "check"):
+            for name in ("function", "check", "captured"):
                 object.__setattr__(self, name, getattr(mod, name))
             object.__setattr__(self, "label", self.key)
             object.__setattr__(self, "key", mod.key)
@@ -128,7 +110,7 @@ class ScoreMod:
             return function
         if not callable(function):
             raise TypeError(
-                f"{shown(function)} is no function; accepted: a function of its indices and aux, or None"
+                f"{shown(function)} is not a function; accepted: a function of its indices and aux, or None"
             )
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.graph_break(msg=_OUTSIDE_OF_GRAPHS)
@@ -184,6 +166,25 @@ class ScoreMod:
         by_score = self.function.by_score
         return by_score(value) if callable(by_score) else by_score
 
+    @cached_property
+    def elements(self) -> tuple[Element, ...]:
+        """The elements of aux tensors that the value depends on, of all parts in order; `without_slope` is None."""
+        if isinstance(self.function, InOrder):
+            return self.function.first.elements + self.function.then.elements
+        if isinstance(self.function, Traced):
+            return self.function.elements
+        plain = self.function.plain
+        return () if plain is None else traced(plain, SCORE).elements
+
+    def slopes(self, score, value, where: tuple) -> list:
+        """The derivatives by `elements`, in a kernel that is built: Float32 or float."""
+        if isinstance(self.function, InOrder):
+            return self.function.slopes(score, value, where)
+        from cutlass import Float32
+
+        slopes = (element.slope(score, *where) for element in self.elements)
+        return [slope if isinstance(slope, float) else Float32(slope) for slope in slopes]
+
     def shows(self, *given):
         """Whether the function shows the key, while a kernel is built."""
         from cutlass import Boolean
@@ -202,8 +203,8 @@ class ScoreMod:
 _AT_MOST = 256
 """Code objects whose functions are remembered, and different values that the functions of one code object read."""
 
-# (id of code, kind) -> the code, and what its functions read and computed.
-_by_code: dict[tuple, tuple[object, list[tuple[Reads, ScoreMod]]]] = {}
+# (id of code, kind) -> the code, and what its functions read, computed and captured, of which it holds no tensor.
+_by_code: dict[tuple, tuple[object, list[tuple[Reads, ScoreMod, tuple]]]] = {}
 _remembered: dict[str, ScoreMod] = {}
 _lock = forks.Lock()
 
@@ -212,10 +213,14 @@ def _known(function, kind: str | None) -> ScoreMod | None:
     """The earlier result for a plain function, if everything that it reads is immutable and unchanged."""
     if type(function) is _PLAIN:
         _, found = _by_code.get((id(function.__code__), kind), (None, ()))
-        for reads, mod in found:
+        for reads, mod, captured in found:
             if reads.hold_for(function):
-                return mod
+                return _with_captured(mod, [tensor() for tensor in captured], function)
     return None
+
+
+def _with_captured(mod: ScoreMod, tensors: list, function) -> ScoreMod:
+    return replace(mod, captured=tuple((x, function) for x in tensors)) if tensors else mod
 
 
 _OUTSIDE_OF_GRAPHS = (
@@ -244,17 +249,20 @@ def _learnt(function, kind: str | None) -> ScoreMod:
             reads = Reads(function)
         except Mutable:
             pass
-    computed = _traced_as_either(function) if kind is None else traced(function, kind)
-    mod = of_traced(computed, name_of(function))
-    if reads is not None and reads.hold_for(function):  # nothing changed meanwhile
+    computed, recorder = _traced_as(kind, function) if kind else _traced_as_either(function)
+    mod, captured = of_traced(computed, name_of(function)), recorder.tensors
+    # Nothing changed meanwhile, and what it captures is all that it knows of tensors.
+    steady = reads is not None and reads.hold_for(function)
+    if steady and (not reads.reads_tensors or recorder.is_steady and computed.nodes is not None):
         code = function.__code__
         with _lock.held:
             _, found = _by_code.setdefault((id(code), kind), (code, []))
-            found.append((reads, mod))
+            found[:] = [each for each in found if all(tensor() is not None for tensor in each[2])]
+            found.append((reads, mod, tuple(map(weakref.ref, captured))))
             del found[:-_AT_MOST]
             while len(_by_code) > _AT_MOST:
                 del _by_code[next(iter(_by_code))]
-    return mod
+    return _with_captured(mod, captured, function)
 
 
 def of_traced(computed: Traced, label: str = "") -> ScoreMod:
@@ -267,7 +275,12 @@ def of_traced(computed: Traced, label: str = "") -> ScoreMod:
 _PLAIN = type(lambda: None)
 
 
-def _traced_as_either(function) -> Traced:
+def _traced_as(kind: str, function) -> tuple[Traced, Recorder]:
+    recorder = Recorder()
+    return traced(function, kind, recorder), recorder
+
+
+def _traced_as_either(function) -> tuple[Traced, Recorder]:
     """Trace a function whose kind is not given: a score_mod returns a score, a mask_mod a comparison."""
     kinds = [
         kind
@@ -277,7 +290,7 @@ def _traced_as_either(function) -> Traced:
     errors = {}
     for kind in _likely_first(function, kinds or [SCORE]):
         try:
-            return traced(function, kind)
+            return _traced_as(kind, function)
         except TypeError as error:
             errors[kind] = error
     raise next(iter(errors.values()))
@@ -311,21 +324,8 @@ def soft_cap(cap: float) -> ScoreMod:
 
 def alibi(num_heads: int) -> ScoreMod:
     """score - slope(head) * |position - key|, the slopes of `alibi_slope`."""
-    num_heads = _count("alibi", "num_heads", num_heads, "the query heads of the model, from 1 on")
+    num_heads = _count("alibi", "num_heads", num_heads, "the query heads of the model, at least 1")
     return ScoreMod(packaged.with_slopes_of_heads(num_heads), f"alibi({num_heads})")
-
-
-def alibi_slope(head: int, num_heads: int) -> float:
-    """2^(-8 (h+1) / H) for a power of two H; otherwise with F, the largest power of two below, for h < F, and
-    2^(-8 (2 (h-F) + 1) / (2F)) for the rest.
-
-    >>> alibi_slope(0, 8), alibi_slope(7, 8), alibi_slope(8, 12)
-    (0.5, 0.00390625, 0.7071067811865476)
-    """
-    full = 1 << (num_heads.bit_length() - 1)
-    if head < full:
-        return 2.0 ** (-8 * (head + 1) / full)
-    return 2.0 ** (-8 * (2 * (head - full) + 1) / (2 * full))
 
 
 def additive_bias(heads: bool = True) -> ScoreMod:
@@ -351,7 +351,7 @@ def relative_logits(extent: int) -> ScoreMod:
 
     aux[0] is (total_q, heads, extent); dense batches count rows as batch * seqlen_q + q_idx.
     """
-    extent = _count("relative_logits", "extent", extent, "a number of distances, from 1 on")
+    extent = _count("relative_logits", "extent", extent, "a number of distances, at least 1")
 
     def check(aux, batch, num_heads, query_rows):
         least = (query_rows, num_heads, extent)
@@ -375,11 +375,31 @@ def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
         for each in checks:
             each(*sizes)
 
-    return ScoreMod(InOrder(first, then), f"{first.key}{THEN}{then.key}", check if checks else None)
+    captured, after = first.captured + then.captured, len(first.captured)
+    first = renumbered(first, lambda number: number)
+    then = renumbered(then, lambda number: number + after * (number >= CAPTURED))
+    key = f"{first.key}{THEN}{then.key}"
+    return ScoreMod(InOrder(first, then), key, check if checks else None, captured=captured)
+
+
+def renumbered(mod: ScoreMod, number_of: Callable[[int], int]) -> ScoreMod:
+    """The same with other numbers of the tensors that it reads, and without those that it captures."""
+    if isinstance(mod.function, InOrder):
+        parts = (renumbered(part, number_of) for part in (mod.function.first, mod.function.then))
+        return composed(*parts)
+    reads = mod.function.reads if isinstance(mod.function, Traced) else ()
+    if all(number_of(number) == number for number, _ in reads):
+        return replace(mod, captured=()) if mod.captured else mod
+    if mod.function.nodes is None:
+        raise TypeError(
+            f"{mod.name}: reads aux[-1] or another from the end in a function of cutlass, beside captured tensors; "
+            "accepted: aux[0], aux[1], ..."
+        )
+    return of_traced(mod.function.renumbered(number_of), mod.label)
 
 
 def _count(function: str, name: str, value, accepted: str) -> int:
-    """A number from 1 on as a Python int."""
+    """A number of at least 1 as a Python int."""
     is_count = hasattr(value, "__index__") and not isinstance(value, bool)
     is_count = is_count and not hasattr(value, "data_ptr")  # a tensor; its number may be elsewhere
     if not is_count or index(value) < 1:

@@ -8,9 +8,11 @@ function reads is immutable and unchanged:
                                    numbers, strings, tuples of such, or functions of which the same holds
     attributes of modules          the same
     math, cutlass, torch.where...  taken as immutable
+    tensors in these places        the same tensors: what they hold is data of the call, not part of the computation,
+                                   if the function only reads elements at its indices (read_tensors.Recorder.is_steady)
 
-Anything else (an instance and its attributes, a list, a dictionary, a tensor, an unknown builtin) may change inside, so
-the function is traced at every call.
+Anything else (an instance and its attributes, a list, a dictionary, an unknown builtin) may change inside, so the
+function is traced at every call.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from __future__ import annotations
 import builtins
 import dis
 import types
+import weakref
+
+import torch
 
 from .expressions import is_traceable_torch
 
@@ -43,27 +48,57 @@ class Mutable(Exception):
     """The function reads something that may change unnoticed."""
 
 
+class _Weak:
+    """A tensor or function that a function reads, which stays free to be deleted."""
+
+    __slots__ = ("facts", "of")
+
+    def __init__(self, value):
+        self.of, self.facts = weakref.ref(value), _facts(value)
+
+    def is_still(self, value) -> bool:
+        return self.of() is value and _facts(value) == self.facts
+
+
+def _facts(value) -> tuple:
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else ()
+
+
+def _kept(value):
+    """What is compared with `value` later, by _same."""
+    if type(value) is tuple:
+        return tuple(map(_kept, value))
+    return _Weak(value) if isinstance(value, (torch.Tensor, types.FunctionType)) else value
+
+
 class Reads:
     """The values that a plain function reads, recorded at construction."""
 
-    __slots__ = ("closed", "defaults", "functions", "keywords", "named", "of_globals")
+    __slots__ = (
+        *("closed", "defaults", "functions", "keywords", "named", "of_globals"),
+        "reads_tensors",
+    )
 
     def __init__(self, function, inside: tuple = ()):
         """Raises Mutable."""
         code = function.__code__
         if function.__dict__ or code in inside:
             raise Mutable
-        self.functions: list = []  # (function, its code, its Reads)
+        self.functions: list = []  # (weak reference to a function, its code, its Reads)
         self.named: list = []  # (dictionary, name, value)
+        self.reads_tensors = False
         self.of_globals = function.__globals__
         self.defaults, self.keywords = function.__defaults__, function.__kwdefaults__
         inside = (*inside, code)
         self._check(self.defaults, inside)
         self._check(tuple((self.keywords or {}).values()), inside)
-        self.keywords = dict(self.keywords) if self.keywords else self.keywords
-        self.closed = _contents(function)
-        for value in self.closed:
+        self.defaults = _kept(self.defaults)
+        if self.keywords:
+            self.keywords = {name: _kept(value) for name, value in self.keywords.items()}
+        closed = _contents(function)
+        for value in closed:
             self._check(value, inside)
+        self.closed = tuple(map(_kept, closed))
         for chain in _chains(code):
             self._follow(chain, inside)
 
@@ -80,7 +115,8 @@ class Reads:
                 except ValueError:  # an empty cell
                     return False
         for dictionary, name, value in self.named:
-            if dictionary.get(name, _MISSING) is not value:
+            found = dictionary.get(name, _MISSING)
+            if found is not value and not (type(value) is _Weak and value.is_still(found)):
                 return False
         if not (
             _same(function.__defaults__, self.defaults)
@@ -90,13 +126,17 @@ class Reads:
             )
         ):
             return False
-        return all(f.__code__ is code and reads.hold_for(f) for f, code, reads in self.functions)
+        return all(_holds(of(), code, reads) for of, code, reads in self.functions)
 
     def _check(self, value, inside: tuple) -> None:
         if _is_constant_package(value) or _is_of_compiler(value) or _is_pure_torch(value):
             return
         if isinstance(value, types.FunctionType):
-            self.functions.append((value, value.__code__, Reads(value, inside)))
+            reads = Reads(value, inside)
+            self.functions.append((weakref.ref(value), value.__code__, reads))
+            self.reads_tensors |= reads.reads_tensors
+        elif isinstance(value, torch.Tensor):
+            self.reads_tensors = True
         elif type(value) is tuple:
             for item in value:
                 self._check(item, inside)
@@ -107,7 +147,7 @@ class Reads:
         """A global name and the attributes read from it, as far as they are attributes of modules."""
         name, *attributes = chain
         value = self.of_globals.get(name, _MISSING)
-        self.named.append((self.of_globals, name, value))
+        self.named.append((self.of_globals, name, _kept(value)))
         if value is _MISSING:
             if name not in _BUILTINS:
                 raise Mutable
@@ -118,9 +158,14 @@ class Reads:
                 break
             if value.__name__ == "torch" and is_traceable_torch(attribute):
                 return
-            self.named.append((value.__dict__, attribute, value.__dict__.get(attribute, _MISSING)))
-            value = value.__dict__.get(attribute, _MISSING)
+            found = value.__dict__.get(attribute, _MISSING)
+            self.named.append((value.__dict__, attribute, _kept(found)))
+            value = found
         self._check(value, inside)
+
+
+def _holds(function, code, reads: Reads) -> bool:
+    return function is not None and function.__code__ is code and reads.hold_for(function)
 
 
 def _is_pure_torch(value) -> bool:
@@ -154,6 +199,8 @@ def _same(a, b) -> bool:
     """Equal, of one type, and equal in everything that a function could see: 0.0 and -0.0 differ."""
     if a is b:
         return True
+    if type(b) is _Weak:
+        return b.is_still(a)
     if type(a) is not type(b):
         return False
     if type(a) is tuple:

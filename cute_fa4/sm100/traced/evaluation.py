@@ -11,7 +11,7 @@ import operator
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric, select_
 
-from .expressions import COMPARISONS, constant_of
+from .expressions import CAPTURED, COMPARISONS, constant_of
 
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 _TYPES = {"f32": Float32, "i32": Int32, "i64": Int64}
@@ -48,6 +48,10 @@ def _operand(arg, values: list):
 
 
 def _tensor(tensors: tuple, number: int):
+    if number >= CAPTURED:
+        raise TypeError(
+            "a tensor that the function captures; accepted in a configuration: functions of aux, whose tensors it lists"
+        )
     if not -len(tensors) <= number < len(tensors):
         raise TypeError(f"aux[{number}] of {len(tensors)} aux_tensors")
     return tensors[number]

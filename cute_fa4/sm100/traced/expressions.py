@@ -13,13 +13,18 @@ code (evaluation.py), and part of the manifests of compiled kernels. It has only
 
 from __future__ import annotations
 
-import operator
+import threading
 
 INDICES = ("batch", "head", "q_idx", "kv_idx")
 # Facts about the row in aux, in addition to the tensors.
 FACTS = ("position", "q_row", "seqlen_q", "num_keys")
 
 LARGEST_INT = 2**31 - 1
+CAPTURED = 1 << 20
+"""The number of the first tensor that a function captures; those of aux are below."""
+
+active = threading.local()
+"""active.recorder: the read_tensors.Recorder of a function that is being traced."""
 
 
 class Untraceable(TypeError):
@@ -58,7 +63,7 @@ class Symbol:
     def __getitem__(self, index):
         if self.op != "read":
             raise Untraceable(f"{self!r} has no elements")
-        return _read(self.args[0], self.args[1:], index)
+        return element(self.args[0], self.args[1:], index, self.kind)
 
     # --- operations that need the value
 
@@ -74,9 +79,9 @@ class Symbol:
 
     def _is_no_number_yet(self, *_):
         raise Untraceable(
-            "a traced value is no Python number: int(), float(), range(), the math module and Python lists cannot take "
-            "it; write .to(torch.float32) to convert, torch.exp, torch.tanh, ... or cute.math for functions, and give "
-            "tables as aux_tensors, which are read as aux[0][...]"
+            "a traced value is not a Python number: int(), float(), range(), the math module and Python lists cannot "
+            "take it; write .to(torch.float32) to convert, torch.exp, torch.tanh, ... or cute.math for functions, and "
+            "give tables as aux_tensors, which are read as aux[0][...]"
         )
 
     __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = (
@@ -88,98 +93,58 @@ _NAMES_OF_KINDS = {
     "bool": "comparison",
     "int": "index",
     "float": "score",
-    "any": "element of aux_tensors",
+    "any": "element of a tensor",
 }
 
 
-class Aux:
-    """The aux argument while a function is traced."""
-
-    def __init__(self):
-        for name in FACTS:
-            setattr(self, name, Symbol("arg", (name,), "int"))
-
-    @property
-    def tensors(self) -> Aux:
-        return self
-
-    def __getitem__(self, i):
-        return AuxTensor(_plain_index("aux", i))
-
-    def _is_no_list(self):
-        raise Untraceable(
-            "aux: how many tensors a call has is not known yet; write aux[0], aux[1], ..."
-        )
-
-    __iter__ = __len__ = _is_no_list
-
-
-class AuxTensor:
-    """One of the tensors of a call: elements, by one index per dimension, and its sizes."""
-
-    def __init__(self, number: int):
-        self._number = number
-
-    @property
-    def shape(self) -> _Shape:
-        return _Shape(self._number)
-
-    def size(self, dim):
-        return self.shape[dim]
-
-    def __getitem__(self, index) -> Symbol:
-        return _read(self._number, (), index)
-
-    def __getattr__(self, name: str):
-        raise Untraceable(
-            f"aux[{self._number}].{name}: accepted: its elements, aux[{self._number}][...], and sizes, .shape[...]"
-        )
-
-    def __iter__(self):
-        raise Untraceable(
-            f"aux[{self._number}]: a loop over a tensor; accepted: its elements, one by one"
-        )
-
-
-class _Shape:
-    def __init__(self, number: int):
-        self._number = number
-
-    def __getitem__(self, dim) -> Symbol:
-        return Symbol("size", (self._number, _plain_index("shape", dim)), "int")
-
-    def __iter__(self):
-        raise Untraceable(
-            f"aux[{self._number}].shape: its length is not known yet; write .shape[0], .shape[-1]"
-        )
-
-    __len__ = __iter__
-
-
-def _plain_index(what: str, i) -> int:
-    try:
-        return operator.index(i)
-    except Untraceable:
-        raise Untraceable(f"{what}[...]: a traced index; accepted: a plain number") from None
-
-
-def _read(number: int, before: tuple, index) -> Symbol:
+def element(number: int, before: tuple, index, kind: str = "any") -> Symbol:
+    """An element of tensor `number`, or a part of it where indices are missing; before: the indices before."""
+    called = "a captured tensor" if number >= CAPTURED else f"aux[{number}]"
     indices = index if isinstance(index, tuple) else (index,)
     for i in indices:
         if i is None or isinstance(i, (slice, type(...))):
-            raise Untraceable(f"aux[{number}]: a slice; accepted: one index for each dimension")
+            raise Untraceable(f"{called}: a slice; accepted: one index for each dimension")
     found = tuple(operand(i) for i in indices)
     for i in found:
-        if not isinstance(i, Symbol) and i < 0:
+        if number < CAPTURED and not isinstance(i, Symbol) and i < 0:
             raise Untraceable(
-                f"aux[{number}]: index {i}; accepted: from 0 on; aux[{number}].shape[dim] - 1 is the last"
+                f"{called}: index {i}; accepted: 0 or more; {called}.shape[dim] - 1 is the last"
             )
-        kind = i.kind if isinstance(i, Symbol) else kind_of(i)
-        if kind not in ("int", "any"):
+        of_index = kind_of(i)
+        if of_index not in ("int", "any"):
             raise Untraceable(
-                f"aux[{number}]: an index that is a {_NAMES_OF_KINDS[kind]}; accepted: integers"
+                f"{called}: an index that is a {_NAMES_OF_KINDS[of_index]}; accepted: integers"
             )
-    return Symbol("read", (number, *before, *found), "any")
+    if number >= CAPTURED:
+        found = tuple(_from_the_end(number, dim, i) for dim, i in enumerate(found, len(before)))
+    return Symbol("read", (number, *before, *found), kind)
+
+
+def _from_the_end(number: int, dim: int, i):
+    """An index as torch means it: negative ones count from the end."""
+    if _is_not_negative(i):
+        return i
+    size = Symbol("size", (number, dim), "int")
+    return where(i < 0, i + size, i) if isinstance(i, Symbol) else size + i
+
+
+def _is_not_negative(i, most: int = 8) -> bool:
+    """Whether this is certain. most: operations that are looked at, one inside of the other."""
+    if not isinstance(i, Symbol):
+        return i >= 0
+    if i.op == "arg":
+        return i.args[0] != "position"
+    if i.op == "size":
+        return True
+    if not most or i.op not in _KEEP_SIGN:
+        return False
+    within = [_is_not_negative(arg, most - 1) for arg in i.args[_KEEP_SIGN[i.op] :]]
+    return any(within) if i.op == "maximum" else all(within)
+
+
+# Operations on integers from 0 on whose result is one, and the operand from which on they must be.
+_KEEP_SIGN = dict.fromkeys(("add", "mul", "floordiv", "minimum", "maximum", "and"), 0)
+_KEEP_SIGN |= {"mod": 1, "where": 1, "abs": 1}
 
 
 # --- operands
@@ -195,12 +160,15 @@ def operand(value):
         return _within(float(value) if isinstance(value, float) else int(value))
     if type(value).__module__.partition(".")[0] == "cutlass":
         return _of_compiler(value)
+    recorder = getattr(active, "recorder", None)
+    if recorder is not None and hasattr(value, "data_ptr"):
+        return recorder.symbol(value)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # of numpy or torch
         return operand(value.item())
-    if hasattr(value, "data_ptr") or hasattr(value, "__array__"):
+    if hasattr(value, "__array__"):
         raise Untraceable(
-            f"a {type(value).__name__} of shape {tuple(value.shape)} that the function captures; give it as "
-            "aux_tensors=[...] and read elements as aux[0][...]"
+            f"a {type(value).__name__} of shape {tuple(value.shape)}; accepted: numbers and torch tensors; in a "
+            "function that uses cutlass, tensors as aux_tensors=[...], whose elements are aux[0][...]"
         )
     raise Untraceable(
         f"a {type(value).__name__} beside a traced value; accepted: numbers, traced values, elements of aux_tensors"
@@ -369,6 +337,18 @@ def cast(a, dtype):
     return Symbol("cast", (operand(a), to), kind)
 
 
+def _full(a, value, dtype=None):
+    """A constant beside a symbol: of the dtype, or of the symbol's kind."""
+    kind = a.kind if dtype is None else cast(0, dtype).kind
+    return {"bool": bool, "int": int}.get(kind, float)(value)
+
+
+def _new_full(a, size, value, dtype=None):
+    if tuple(size) != ():
+        raise Untraceable(f"a tensor of size {tuple(size)} made of {a!r}; accepted: size ()")
+    return _full(a, value, dtype)
+
+
 def _to(a, dtype=None, *rest, **options):
     given = dtype if dtype is not None else options.get("dtype")
     return a if given is None else cast(a, given)
@@ -421,6 +401,8 @@ _FUNCTIONS = {
     **{"neg": _negated, "negative": _negated, "abs": _absolute, "absolute": _absolute, "square": _squared},
     **{"bitwise_not": _inverted, "logical_not": lambda a: _inverted(_as_condition(a))},
     **{"where": where, "clamp": clamp, "clip": clamp, "rsub": lambda a, b: _OPERATORS["sub"](b, a)},
+    **{"full_like": _full, "zeros_like": lambda a, dtype=None: _full(a, 0, dtype)},
+    **{"ones_like": lambda a, dtype=None: _full(a, 1, dtype)},
     **{"clamp_min": lambda a, min: clamp(a, min), "clamp_max": lambda a, max: clamp(a, None, max)},
 }  # fmt: skip
 
@@ -428,6 +410,9 @@ _METHODS = {
     **_FUNCTIONS,
     "to": _to,
     "type": _to,
+    "new_full": _new_full,
+    "new_ones": lambda a, size, dtype=None: _new_full(a, size, 1, dtype),
+    "new_zeros": lambda a, size, dtype=None: _new_full(a, size, 0, dtype),
     "float": lambda a: cast(a, float),
     "int": lambda a: cast(a, int),
     "bool": lambda a: cast(a, bool),
@@ -439,16 +424,13 @@ _METHODS = {
 def torch_function(function, args: tuple, kwargs: dict):
     """A function of torch that was given a symbol."""
     name = getattr(function, "__name__", str(function))
-    if name == "__getitem__":
-        operand(args[0])  # its error says how to pass a tensor
-        raise Untraceable("a tensor that the function captures; give it as aux_tensors=[...]")
     plain = name.strip("_")
     made = _FUNCTIONS.get(plain) or _FUNCTIONS.get(_SLOTS.get(plain, ""))
-    if made is None or (set(kwargs) - {"min", "max", "other", "exponent"}):
+    if made is None or (set(kwargs) - {"min", "max", "other", "exponent", "dtype"}):
         raise Untraceable(
             f"torch.{name}{' with ' + ', '.join(kwargs) if made else ''}: accepted: torch.where, minimum, maximum, "
             f"clamp, abs, pow, {', '.join(FLOAT_FUNCTIONS)}, logical_and, logical_or, logical_not and operators; "
-            "others as a table in aux_tensors, or with cute.math"
+            "others as a table in a tensor, or with cute.math"
         )
     return made(*args, **kwargs)
 

@@ -1,9 +1,11 @@
-"""The derivative of a traced function by its score, also as an expression: one rule per operation.
+"""The derivative of a traced function by its score or by an element of aux, as an expression: one rule per operation.
 
-    lambda score, ...: score * score - kv_idx        score + score
+    lambda score, ...: score * score - kv_idx        by the score: score + score
+    lambda score, ...: score + 2 * aux[0][head]      by aux[0][head]: 2
 
 The rules are those of torch.autograd, except where an operation has no derivative: at a tie, minimum, maximum and clamp
-use that of their first operand. Indices, sizes, elements of aux tensors and comparisons do not depend on the score.
+use that of their first operand. Indices, sizes and comparisons have no derivative, and an element of aux none by
+another one.
 """
 
 from __future__ import annotations
@@ -20,25 +22,43 @@ _FLOATS = (
 )  # a cast to one of them hands a derivative on; a rounding counts as none
 
 
-def slope_of(nodes: list) -> list:
-    """Nodes of the derivative of `nodes` by the argument "score".
+def slope_of(nodes: list, by: int | None = None) -> list | None:
+    """Nodes of the derivative of `nodes` by the argument "score", or by node `by`, a read; None: it is zero.
 
     >>> slope_of([["arg", "score"], ["mul", 0, {"int": 3}]])
     [['const', {'int': 3}]]
     """
+    by = _number_of_score(nodes) if by is None else by
     values: list = []
-    slopes: list = []  # None: it does not depend on the score
-    for op, *args in nodes:
+    slopes: list = []  # None: it does not depend on the variable
+    for number, (op, *args) in enumerate(nodes):
         value, slope = _node(op, args, values, slopes)
         values.append(value)
-        slopes.append(slope)
-    return data_of(0.0 if slopes[-1] is None else slopes[-1])
+        slopes.append(1.0 if number == by else slope)
+    return None if slopes[-1] is None else data_of(slopes[-1])
+
+
+def _number_of_score(nodes: list) -> int:
+    """The node of the score; -1 if there is none."""
+    return next((i for i, node in enumerate(nodes) if node == ["arg", "score"]), -1)
+
+
+def operands_of(nodes: list, number: int) -> list[list]:
+    """Nodes of each index of a read, node `number`.
+
+    >>> operands_of([["arg", "head"], ["read", 0, {"int": 1}, 0]], 1)
+    [[['const', {'int': 1}]], [['arg', 'head']]]
+    """
+    values: list = []
+    for op, *args in nodes[:number]:
+        values.append(_node(op, args, values, [None] * len(values))[0])
+    return [data_of(_value(arg, values)) for arg in nodes[number][2:]]
 
 
 def _node(op: str, args: list, values: list, slopes: list) -> tuple:
-    """-> (value, slope) of a node."""
+    """-> (value, slope) of a node; the slope of the variable itself is the caller's."""
     if op == "arg":
-        return Symbol("arg", tuple(args), "any"), 1.0 if args[0] == "score" else None
+        return Symbol("arg", tuple(args), "any"), None
     if op == "const":
         return constant_of(args[0]), None
     if op == "size":

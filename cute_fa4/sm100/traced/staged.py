@@ -26,7 +26,7 @@ from .expressions import (
     operand,
     reads_of,
 )
-from .expressions import Aux as PlainAux
+from .read_tensors import Aux as PlainAux
 
 _PLACEHOLDER = "builtin.unrealized_conversion_cast"
 _CODE = "expression"  # attribute of a placeholder: data of the expression

@@ -20,8 +20,9 @@ import torch
 
 from ...system.messages import shown
 from . import expressions
-from .expressions import INDICES, Aux, NeedsCompiler, Symbol, Untraceable
-from .slopes import slope_of
+from .expressions import CAPTURED, INDICES, NeedsCompiler, Symbol, Untraceable
+from .read_tensors import Aux, Recorder
+from .slopes import operands_of, slope_of
 
 SCORE, MASK = "score_mod", "mask_mod"
 _ACCEPTED = {
@@ -29,6 +30,20 @@ _ACCEPTED = {
     MASK: "a comparison, such as kv_idx <= q_idx or aux[0][batch, kv_idx] != 0, True or False",
 }
 _FORGOTTEN = {SCORE: "score", MASK: "condition"}
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """An element of an aux tensor that a score function reads.
+
+    tensor   its number; from 0 on
+    indices  nodes of each index
+    slope    the derivative of the function by the element
+    """
+
+    tensor: int
+    indices: tuple[list, ...]
+    slope: Traced
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +82,10 @@ class Traced:
             raise ValueError(f"no traced function: {shown(data)}") from None
 
     def check(self, aux: tuple, *_) -> None:
-        """ValueError if the call's aux tensors are not those that the function reads."""
+        """ValueError if the call's aux tensors are not those that the function reads; captured ones do not count."""
         for number, indices in self.reads:
+            if number >= CAPTURED:
+                continue
             if not -len(aux) <= number < len(aux):
                 raise ValueError(
                     f"aux_tensors: {len(aux)} of them, and {self.kind} reads aux[{number}]; give as many as it reads"
@@ -79,10 +96,31 @@ class Traced:
                     f"indices; accepted: one index for each dimension"
                 )
 
+    def renumbered(self, number_of) -> Traced:
+        """The same with other numbers of tensors; number_of(number) -> number. Only for an expression."""
+        nodes = [
+            [op, number_of(args[0]), *args[1:]] if op in ("read", "size") else [op, *args]
+            for op, *args in self.nodes
+        ]
+        return Traced(self.kind, nodes, None, tuple(sorted(expressions.reads_of(nodes))))
+
     @cached_property
     def slope(self) -> Traced:
         """The derivative by the score. For an expression only: MLIR has none."""
-        return Traced(self.kind, slope_of(self.nodes), None, self.reads)
+        nodes = slope_of(self.nodes)
+        zero = [["const", expressions.constant(0.0)]]
+        return Traced(self.kind, zero if nodes is None else nodes, None, self.reads)
+
+    @cached_property
+    def elements(self) -> tuple[Element, ...]:
+        """The elements of aux tensors that the value depends on smoothly. For an expression only."""
+        found = []
+        for number, node in enumerate(self.nodes):
+            slope = slope_of(self.nodes, number) if node[0] == "read" else None
+            if slope is not None:
+                of_element = Traced(self.kind, slope, None, self.reads)
+                found.append(Element(node[1], tuple(operands_of(self.nodes, number)), of_element))
+        return tuple(found)
 
     def on_tensors(self, *numbers, aux=(), **facts):
         """The same in float64, of tensors that broadcast: score and indices, or indices.
@@ -113,10 +151,13 @@ class Traced:
         return evaluated(self.nodes, named, tensors)
 
 
-def traced(function, kind: str) -> Traced:
-    """TypeError, with the name of the function, for one that cannot be traced or returns something else."""
+def traced(function, kind: str, recorder: Recorder | None = None) -> Traced:
+    """TypeError, with the name of the function, for one that cannot be traced or returns something else.
+
+    recorder: a new one, which then has the tensors that the function captures
+    """
     try:
-        return _traced(_with_aux(function, kind), function, kind)
+        return _traced(_with_aux(function, kind), function, kind, recorder or Recorder())
     except Untraceable as error:
         raise TypeError(f"{name_of(function)}: {error}") from error
     except RecursionError as error:
@@ -125,13 +166,15 @@ def traced(function, kind: str) -> Traced:
         ) from error
 
 
-def _traced(call, function, kind: str) -> Traced:
+def _traced(call, function, kind: str, recorder: Recorder) -> Traced:
     of_score = kind == SCORE
     try:
-        return _as_expression(call, function, kind)
+        with recorder:
+            return _as_expression(call, function, kind)
     except Exception as error:
         if not _is_of_compiler(error):
             raise
+    recorder.tensors.clear()  # the compiler's values meet none
     try:
         from .staged import WrongResult, staged
     except ImportError as error:

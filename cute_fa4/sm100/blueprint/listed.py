@@ -1,0 +1,64 @@
+"""Lists of key blocks (work/block_lists.py): which problems may have them, and block sizes that a schedule runs."""
+
+from cute_fa4.dtypes import UNQUANTIZED
+
+from . import bands
+
+LISTED_BLOCK = 128  # sizes are multiples of a tile
+PLAIN = dict(
+    cache_batch_idx=False, cache_leftpad=False, pack_gqa=False, latent=False, split_keys=False, rope_depth=0,
+    kv_dtype=None,
+)  # fmt: skip
+FIELDS = ("q_block", "kv_block", "full_blocks", "packed_lists", "list_offsets")
+
+
+def has_tensors(problem) -> tuple[bool, ...]:
+    """Which tensors of lists a kernel has, in the order of BlockLists (work/block_lists.py)."""
+    full = problem.full_blocks
+    return True, True, full, full, problem.packed_lists, problem.list_offsets
+
+
+def contradictions(problem) -> list[str]:
+    """Errors in the fields of lists, and what does not go with them."""
+    if not problem.q_block:
+        given = {name: getattr(problem, name) for name in FIELDS}
+        return [
+            f"{name}={value} with q_block={problem.q_block}: there are no lists: use {type(value)(0)}"
+            for name, value in given.items()
+            if value
+        ]
+    size = f"q_block={problem.q_block}"
+    why = [
+        f"{name}={getattr(problem, name)} is no size of listed blocks: use a multiple of {LISTED_BLOCK}"
+        for name in ("q_block", "kv_block")
+        if getattr(problem, name) < 1 or getattr(problem, name) % LISTED_BLOCK
+    ]
+    if problem.mask != bands.Full():
+        why.append(
+            f"mask={problem.mask!r} with {size}: lists say which key blocks are visible: use masks.Full(), and a "
+            "mask_mod for what else is hidden"
+        )
+    if problem.list_offsets and not problem.packed_lists:
+        why.append(
+            "list_offsets=True with packed_lists=False: they are places in packed lists: use packed_lists=True"
+        )
+    why += [
+        f"{name}={getattr(problem, name)!r} with {size} is not supported: use {value!r}"
+        for name, value in PLAIN.items()
+        if getattr(problem, name) != value
+    ]
+    if problem.is_quantized:
+        why.append(
+            f"qkv_dtype={problem.qkv_dtype!r} with {size} is not supported: use {' or '.join(map(repr, UNQUANTIZED))}"
+        )
+    return why
+
+
+def refusals(problem, rows: int) -> list[str]:
+    """Why a schedule whose CTAs have so many rows does not run the lists."""
+    if not problem.q_block % rows:  # 0: there are no lists
+        return []
+    return [
+        f"q_block={problem.q_block}: a CTA has {rows} rows, which share a list: use a multiple of {rows}, or "
+        "schedule=OneTile()"
+    ]

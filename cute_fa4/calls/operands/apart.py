@@ -8,9 +8,11 @@ Addresses change from call to call while shapes and strides stay, so a plan asks
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 
-from cute_fa4.calls.operands.tensors import may_overlap, overlaps_itself
+from cute_fa4.calls.operands.memory import may_overlap, overlaps_itself
 
 
 def check_apart(written: dict[str, object], read: dict[str, object]) -> None:
@@ -34,8 +36,8 @@ def check_apart(written: dict[str, object], read: dict[str, object]) -> None:
                     f"{other}: shares memory with {name}, and both are written; accepted: memory of its own; allocate "
                     f"two tensors, or slice them side by side from one; copy with {other}.clone()"
                 )
-        for other, tensor in read.items():
-            if _has_place(tensor) and may_overlap(places[name], tensor):
+        for other, seen in read.items():
+            if _has_place(seen) and may_overlap(places[name], seen):
                 raise ValueError(
                     f"{other}: shares memory with {name}, which is written; accepted: memory of its own; copy with "
                     f"{other}.clone()"
@@ -49,7 +51,7 @@ def named_aux(aux) -> dict[str, object]:
     return {f"aux_tensors[{i}]": tensor for i, tensor in enumerate(aux)}
 
 
-def _has_place(tensor: object) -> bool:
+def _has_place(tensor: object) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.layout is torch.strided

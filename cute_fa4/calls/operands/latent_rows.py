@@ -52,7 +52,7 @@ def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
     for name, scale in (("descale_q", descale_q), ("descale_k", descale_k)):
         if scale is not None:
             raise TypeError(
-                f"{name}: given with rows of {LATENT_ROW_BYTES} bytes, with scales of their own; accepted: None"
+                f"{name}: given with rows of {LATENT_ROW_BYTES} bytes, which have their own scales; accepted: None"
             )
     return cache if cache.dtype is NUMBERS else cache.view(NUMBERS)
 

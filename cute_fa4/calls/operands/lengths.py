@@ -21,7 +21,7 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
     batch = where.batch(q)
     if batch < 0:
         raise ValueError(
-            "cu_seqlens_q: shape (0,); accepted: (batch + 1,), where sequences begin, and the last ends"
+            "cu_seqlens_q: shape (0,); accepted: (batch + 1,), the begin of each sequence and the end of the last"
         )
     for (axis,), size in ((OF_BATCH, batch), (OFFSETS, batch + 1)):
         for name, tensor in where.tensors.named(LENGTHS).items():
@@ -30,9 +30,7 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
     if where.tensors.cache_batch_idx is None:
         _check_size("page_table", where.tensors.page_table, batch, "batch")
     if where.kv_layout == "dense" and k.shape[0] != batch and where.tensors.cache_batch_idx is None:
-        raise ValueError(
-            f"k: batch {k.shape[0]} while there are {batch} sequences of q; accepted: equal"
-        )
+        raise ValueError(f"k: batch {k.shape[0]} while q has {batch} sequences; accepted: equal")
     if where.tensors.page_table is not None:
         capacity = k.shape[1] * where.tensors.page_table.shape[1]
         if capacity > MAX_SEQLEN:
@@ -62,14 +60,17 @@ def longest_of_packed_queries(tensors: CallTensors) -> int | None:
     return max(0, int(offsets.diff().max()))
 
 
-def check_index_tensor(name: str, tensor: torch.Tensor | None, rank: int, device) -> None:
+def check_index_tensor(
+    name: str, tensor: torch.Tensor | None, rank: int, device, axes: tuple[str, ...] = ()
+) -> None:
     if tensor is None:
         return
     check_is_tensor(name, tensor)
     if tensor.dim() != rank:
-        axes = "(batch, pages)" if rank == 2 else "(batch + 1,)" if "cu_" in name else "(batch,)"
+        said = "(batch, pages)" if rank == 2 else "(batch + 1,)" if "cu_" in name else "(batch,)"
+        said = f"({', '.join(axes)})" if axes else said
         raise ValueError(
-            f"{name}: shape {tuple(tensor.shape)} has {tensor.dim()} dimensions; accepted: {rank}, {axes}"
+            f"{name}: shape {tuple(tensor.shape)} has {tensor.dim()} dimensions; accepted: {rank}, {said}"
         )
     if tensor.dtype != torch.int32:
         raise TypeError(
@@ -155,16 +156,19 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool 
 def keys_of(q: torch.Tensor, k: torch.Tensor, where: Where) -> torch.Tensor:
     """Keys of each sequence, (batch,), of lengths that check_contents has seen."""
     if where.tensors.seqused_k is not None:
-        return where.tensors.seqused_k + (_queries_of(q, where) if where.excludes_new else 0)
+        return where.tensors.seqused_k + (queries_of(q, where) if where.excludes_new else 0)
     if where.tensors.cu_seqlens_k is not None:
         return where.tensors.cu_seqlens_k.diff()
     return torch.full((where.batch(q),), k.shape[1])
 
 
-def _queries_of(q: torch.Tensor, where: Where):
+def queries_of(q: torch.Tensor, where: Where) -> torch.Tensor:
+    """Queries of each sequence, (batch,), likewise."""
     if where.tensors.seqused_q is not None:
         return where.tensors.seqused_q
-    return q.shape[1] if where.tensors.cu_seqlens_q is None else where.tensors.cu_seqlens_q.diff()
+    if where.tensors.cu_seqlens_q is not None:
+        return where.tensors.cu_seqlens_q.diff()
+    return torch.full((where.batch(q),), q.shape[1])
 
 
 def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor | None:
@@ -173,7 +177,7 @@ def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor
         return None
     first, last = int(offsets[0]), int(offsets[-1])
     if first < 0:
-        raise ValueError(f"{name}: begins with {first}; accepted: a row from 0 on")
+        raise ValueError(f"{name}: begins with {first}; accepted: 0 or more")
     lengths = offsets.long().diff()
     if lengths.numel() and int(lengths.min()) < 0:
         b = int(lengths.argmin())
@@ -182,7 +186,7 @@ def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor
             "accepted: offsets that do not decrease"
         )
     if last > rows:
-        raise ValueError(f"{name}: ends with {last}; accepted: at most {rows}, the rows there are")
+        raise ValueError(f"{name}: ends with {last}; accepted: at most {rows}, the number of rows")
     return lengths
 
 
@@ -191,7 +195,7 @@ def _check_between(name: str, values: torch.Tensor | None, limits, what: str) ->
         return
     if int(values.min()) < 0:
         b = int(values.argmin())
-        raise ValueError(f"{name}: {int(values[b])} for sequence {b}; accepted: from 0 on")
+        raise ValueError(f"{name}: {int(values[b])} for sequence {b}; accepted: 0 or more")
     if limits is not None and bool((values > limits).any()):
         b = int((values > limits).nonzero()[0])
         raise ValueError(

@@ -21,12 +21,12 @@ are quantised with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from cute_fa4.calls.operands.lengths import check_index_tensor, check_pages, keys_of
-from cute_fa4.calls.operands.strides import rows_for_descriptors, with_plain_strides
+from cute_fa4.calls.operands.memory import check_memory, with_plain_strides
+from cute_fa4.calls.operands.rope_view import Rope
+from cute_fa4.calls.operands.strides import rows_for_descriptors
 from cute_fa4.calls.operands.tensors import (
     DENSE,
     DTYPE_NAMES,
@@ -35,84 +35,12 @@ from cute_fa4.calls.operands.tensors import (
     PAGED,
     WIDE,
     check_is_tensor,
-    check_memory,
     check_place,
     check_rank,
 )
 from cute_fa4.calls.request import Where
-from cute_fa4.operands import NAMES, ROPE, CallTensors
+from cute_fa4.operands import ROPE, CallTensors
 from cute_fa4.sm100.blueprint.tiles import ROWS_OF_SWIZZLE
-
-
-@dataclass(frozen=True)
-class Rope:
-    """k_rope as the kernel takes it, with one head and strides that a descriptor can hold.
-
-    depth       its columns
-    page_size   rows of its pages; 0: its rows are those of k
-    of_keys     dtype of k
-    dtype       the name of its own dtype, where that differs from k: 8 bits under 16, or 16 beside 8; None: that of k
-    of_q        the columns of q that it multiplies, where q has them in a separate tensor
-    scales      float32 of its rows, of any strides; None: there are none
-    """
-
-    view: torch.Tensor
-    page_table: torch.Tensor | None
-    of_keys: torch.dtype
-    of_q: torch.Tensor | None = None
-    scales: torch.Tensor | None = None
-
-    @property
-    def dtype(self) -> str | None:
-        has_own = self.view.dtype != self.of_keys
-        return DTYPE_NAMES[self.view.dtype] if has_own else None
-
-    @property
-    def dtypes(self) -> dict:
-        """Configuration fields for it and for its scales."""
-        scaled = self.scales is not None
-        return {"rope_dtype": self.dtype, "scale_dtype": "f32" if scaled else None}
-
-    @property
-    def is_widened(self) -> bool:
-        """Whether it has 8 bits while k has 16."""
-        return self.view.dtype in FP8 and self.of_keys not in FP8
-
-    @property
-    def depth_of_q(self) -> int:
-        """Columns that q lacks."""
-        return 0 if self.of_q is None else self.depth
-
-    @property
-    def depth(self) -> int:
-        return self.view.shape[-1]
-
-    @property
-    def page_size(self) -> int:
-        return 0 if self.page_table is None else self.view.shape[1]
-
-    @property
-    def named(self) -> dict[str, torch.Tensor | None]:
-        tensors = self.view, self.page_table, self.of_q, self.scales
-        return dict(zip(NAMES[ROPE], tensors, strict=True))
-
-
-class RopeView:
-    """The same for every call with tensors like these."""
-
-    def __init__(self, rope: Rope):
-        self.layout = rope.view.shape, rope.view.stride()
-        self.of_q = None if rope.of_q is None else (rope.of_q.shape, rope.of_q.stride())
-        self.scales = None if rope.scales is None else (rope.scales.shape, rope.scales.stride())
-
-    def of(self, tensors: CallTensors) -> tuple:
-        """Tensors that the kernel takes."""
-        table, scales = tensors.k_rope_page_table, tensors.k_rope_descale
-        view = tensors.k_rope.as_strided(*self.layout)
-        found = (view,) if table is None else (view, table)
-        if self.of_q is not None:
-            found += (tensors.q_rope.as_strided(*self.of_q),)
-        return found if self.scales is None else (*found, scales.as_strided(*self.scales))
 
 
 def depths_of(tensors: CallTensors) -> tuple[int, int]:
@@ -150,8 +78,8 @@ def checked_rope(tensors: CallTensors, where: Where, contents: bool = True) -> R
     """Refuse an invalid k_rope. tensors: with a k that has the rows of a page first."""
     if not tensors.has(ROPE):
         return None
-    q, k, q_rope = tensors.q, tensors.k, tensors.q_rope
-    k_rope, table, scales = tensors.k_rope, tensors.k_rope_page_table, tensors.k_rope_descale
+    q, k = tensors.q, tensors.k
+    k_rope, table, q_rope, scales = tensors.of(ROPE)
     check_place("k_rope", k_rope, q.device)
     view = _check_shape(k_rope, table, k, where)
     check_memory(
@@ -205,7 +133,7 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
         if k_rope.dtype == k.dtype:
             if q_rope is not None:
                 raise TypeError(
-                    f"q_rope: given with k_rope of {k_rope.dtype}, whose columns of q lie behind its others; accepted: "
+                    f"q_rope: given with k_rope of {k_rope.dtype}, whose columns of q follow its others; accepted: "
                     f"None, or k_rope of {' or '.join(map(str, WIDE))}"
                 )
             return
@@ -233,7 +161,7 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
         )
     if q_rope is not None:
         raise TypeError(
-            f"q_rope: given with q of {q.dtype}, which has these columns behind its others; accepted: None, or q and k "
+            f"q_rope: given with q of {q.dtype}, which has these columns after its others; accepted: None, or q and k "
             f"of {' or '.join(map(str, FP8))}"
         )
 
@@ -251,17 +179,16 @@ def _checked_q(q_rope, q, columns: int) -> torch.Tensor:
     return with_plain_strides(q_rope)
 
 
-def _check_shape(k_rope, table, k, where: Where):
+def _check_shape(k_rope, table, k, where: Where) -> torch.Tensor:
     """-> k_rope with a dimension of one head."""
-    if table is not None:
-        rows, axes = None, ("num_pages", "rows", "columns")
-    elif where.kv_layout == "paged":
+    if table is None and where.kv_layout == "paged":
         raise ValueError(
             "k_rope_page_table: None with k in pages; accepted: the pages of k_rope, which page_table lists as well "
             "where they are those of k"
         )
-    else:
-        rows = tuple(k.shape[:-2])
+    rows = tuple(k.shape[:-2]) if table is None else None
+    axes: tuple[str, ...] = ("num_pages", "rows", "columns")
+    if rows is not None:
         axes = ("batch", "seqlen", "columns") if len(rows) == 2 else ("total", "columns")
     view = k_rope.unsqueeze(-2) if k_rope.dim() == len(axes) else k_rope
     if view.dim() != len(axes) + 1 or view.shape[-2] != 1:
@@ -287,8 +214,8 @@ def _check_table(table, view, q, k, where: Where, contents: bool) -> None:
         raise ValueError(
             f"k_rope_page_table: shape {tuple(table.shape)}; accepted: the first dimension is {batch}, the sequences"
         )
-    keys = None
-    if contents and table.device.type == "cpu":
+    keys, are_read = None, contents and table.device.type == "cpu"
+    if are_read:
         keys = keys_of(q, k, where)
     elif where.kv_layout == "dense" and where.tensors.seqused_k is None:
         keys = torch.full((batch,), k.shape[1])
@@ -298,6 +225,7 @@ def _check_table(table, view, q, k, where: Where, contents: bool) -> None:
             f"k_rope_page_table: {table.shape[1]} pages of {view.shape[1]} rows while sequence {b} has {int(keys[b])} "
             "keys; accepted: room for all of them; pass a wider table"
         )
-    if contents and table.device.type == "cpu":
-        pages = dict(name="k_rope_page_table", of="k_rope")
-        check_pages(table, keys, view.shape[1], view.shape[0], **pages)
+    if keys is not None and are_read:
+        check_pages(
+            table, keys, view.shape[1], view.shape[0], name="k_rope_page_table", of="k_rope"
+        )

@@ -13,6 +13,10 @@ Each is a float32 tensor of any strides, also 0; its shape tells what each numbe
     as its tensor with head_dim/32  q and k, both: each 32 numbers of a row, a power of two (MXFP8). Its dtype is
                                     torch.float8_e8m0fnu; cute_fa4.mxfp8 makes both from a tensor
 
+Caches of 4 bits (NVFP4, torch.uint8, two numbers a byte) have two kinds of scales: k_block_scale and v_block_scale,
+torch.float8_e4m3fn, as their tensors with head_dim/16, one for each 16 numbers of a row; k_descale and v_descale, of
+the first two forms. cute_fa4.nvfp4 makes both from a tensor.
+
 A packed tensor with as many tokens as sequences makes the second and the third form ambiguous: a head_dim of 1 then
 selects the third. Only the device reads the values. softmax_scale * q_descale * k_descale must be within 2^-64 to
 2^16 where neither is of tokens of k; with scales of tokens of k, softmax_scale * q_descale. Where it is not, out and
@@ -21,36 +25,29 @@ LSE are NaN: the kernel takes the row maximum before it multiplies. Scales of to
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from cute_fa4.calls.operands.four_bits import BYTES, columns_of, refuse_new_rows
+from cute_fa4.calls.operands.scale_views import (
+    BLOCKS,
+    OF_CACHE_BLOCKS,
+    WORD,
+    GivenScales,
+    ScaleViews,
+    is_by_row,
+)
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_place
-from cute_fa4.dtypes import E8M0
+from cute_fa4.dtypes import E2M1, E4M3
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.operands import SCALES, CallTensors
 from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
 from cute_fa4.scales import HEAD, ROW, Scales
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
 
-BLOCKS = E8M0.torch  # dtype of block scales
 OF_BLOCKS = ("q_descale", "k_descale")  # tensors that may have block scales
 MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # of q and k with block scales
-
-
-@dataclass(frozen=True)
-class GivenScales:
-    """The scales of a call, checked.
-
-    tensors  the given ones, by name
-    said     what each scale belongs to
-    views    how the kernel takes them
-    """
-
-    tensors: dict[str, torch.Tensor]
-    said: Scales
-    views: ScaleViews
 
 
 def checked_scales(
@@ -61,18 +58,24 @@ def checked_scales(
     tensors      with a k that has the rows of a page first
     heads_first  the caller has the rows after the heads
     """
+    q, k = tensors.q, tensors.k
+    if k.dtype is BYTES:
+        _check_cache_blocks(tensors, heads_first)
     if not tensors.has(SCALES):
         return None
-    q, k = tensors.q, tensors.k
     by_head = batch, k.shape[-2]
     of_keys = tuple(k.shape[:-1])
     if heads_first:
         of_keys = (of_keys[0], of_keys[2], of_keys[1])
-    rows = {"q_descale": tuple(q.shape[:-1]), "k_descale": of_keys, "v_descale": of_keys}
+    rows = {"q_descale": tuple(q.shape[:-1])}
+    if k.dtype is not BYTES:
+        rows |= {"k_descale": of_keys, "v_descale": of_keys}
     given = {name: x for name, x in tensors.named(SCALES).items() if x is not None}
     for name, scale in given.items():
         of_rows = rows.get(name)
-        if getattr(scale, "dtype", None) is BLOCKS:
+        if name in OF_CACHE_BLOCKS:
+            _check_has_cache_blocks(name, k)
+        elif getattr(scale, "dtype", None) is BLOCKS:
             _check_blocks(name, scale, q, k, of_rows)
         else:
             _check(name, scale, q, k, by_head, of_rows)
@@ -95,16 +98,17 @@ def of_made_up_keys(scales: GivenScales | None) -> GivenScales | None:
 def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
     """q of 16 bits over k of 8 has none."""
     if q_descale is not None:
+        other = f", or q of {k.dtype}" if k.dtype in FP8 else ""
         raise TypeError(
-            f"q_descale: given with q of {q.dtype}, which gets scales of its own; accepted: None, or q of {k.dtype}"
+            f"q_descale: given with q of {q.dtype}, which gets its own scales; accepted: None{other}"
         )
 
 
 def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, by_head: tuple, of_rows) -> None:
     check_is_tensor(name, scale)
-    if name == "q_descale" and q.dtype not in FP8 and k.dtype in FP8:
+    if name == "q_descale" and q.dtype not in FP8 and k.dtype in (*FP8, BYTES):
         check_no_scale(q, k, scale)
-    if k.dtype not in FP8 and name != "o_scale":
+    if k.dtype not in (*FP8, BYTES) and name != "o_scale":
         raise TypeError(
             f"{name}: given with q of {q.dtype}; accepted: None, scales belong to {' and '.join(map(str, FP8))}; "
             "multiply softmax_scale, or the tensor"
@@ -152,6 +156,55 @@ def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -
     check_place(name, scale, q.device)
 
 
+def _check_has_cache_blocks(name: str, k: torch.Tensor) -> None:
+    if k.dtype is not BYTES:
+        raise TypeError(
+            f"{name}: given with k of {k.dtype}; accepted: None, or k and v of {BYTES}, two numbers of 4 bits a byte "
+            "(cute_fa4.nvfp4)"
+        )
+
+
+def _check_cache_blocks(tensors: CallTensors, heads_first: bool) -> None:
+    """A cache of 4 bits has scales of blocks: whole words of four, at multiples of four bytes."""
+    if tensors.new_k is not None:
+        refuse_new_rows(tensors.k)
+    for name, of in OF_CACHE_BLOCKS.items():
+        scale, keys = getattr(tensors, name), getattr(tensors, of)
+        if scale is None:
+            raise TypeError(
+                f"{name}: None with {of} of {keys.dtype}; accepted: scales of each {E2M1.block} numbers, "
+                f"{E4M3.torch}, as {of} with head_dim / {E2M1.block}; cute_fa4.nvfp4.quantize makes both"
+            )
+        check_is_tensor(name, scale)
+        if scale.dtype is not E4M3.torch:
+            raise TypeError(
+                f"{name}: dtype {scale.dtype}; accepted: {E4M3.torch}; bytes of that format take "
+                f".view({E4M3.torch})"
+            )
+        sizes = [*keys.shape[:-1], columns_of(keys) // E2M1.block]
+        if heads_first:
+            sizes[1:3] = sizes[2:0:-1]
+        if list(scale.shape) != sizes:
+            raise ValueError(
+                f"{name}: shape {tuple(scale.shape)}; accepted: {tuple(sizes)}, one for each {E2M1.block} numbers of a "
+                f"row of {of}"
+            )
+        strides = [s for s, n in zip(scale.stride(), scale.shape, strict=True) if n > 1]
+        if scale.numel() and (
+            scale.stride(-1) != 1 or any(s % WORD.itemsize for s in strides[:-1])
+        ):
+            raise ValueError(
+                f"{name}: strides {scale.stride()}; accepted: a contiguous last dimension, the others multiples of "
+                f"{WORD.itemsize}; copy with {name}.contiguous()"
+            )
+        if scale.device.type != "meta" and scale.data_ptr() % WORD.itemsize:
+            raise ValueError(
+                f"{name}: begins at address {scale.data_ptr():#x}; accepted: multiples of {WORD.itemsize} bytes; copy "
+                f"with {name}.clone()"
+            )
+        check_place(name, scale, tensors.q.device)
+
+
 def _check_both_have_blocks(tensors: CallTensors) -> None:
     """Block scales must be given for both operands of a product."""
     has = [getattr(getattr(tensors, name), "dtype", None) is BLOCKS for name in OF_BLOCKS]
@@ -172,99 +225,11 @@ def said_by(given: dict[str, torch.Tensor], by_head: tuple) -> Scales:
     >>> said_by(of_tokens | {"v_descale": torch.ones(2, 2)}, (2, 2))
     'QKv'
     """
-    return Scales(**{name[0]: _kind_of(scale, by_head) for name, scale in given.items()})
+    named = {name: scale for name, scale in given.items() if name not in OF_CACHE_BLOCKS}
+    return Scales(**{name[0]: _kind_of(scale, by_head) for name, scale in named.items()})
 
 
 def _kind_of(scale: torch.Tensor, by_head: tuple) -> str:
     if scale.dtype is BLOCKS:
         return BLOCK_OF_ROW
     return ROW if is_by_row(scale, by_head) else HEAD
-
-
-def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
-    """Whether a scale has a number for each token and head. by_head: (batch, heads_kv)"""
-    return scale.numel() != 1 and tuple(scale.shape) != by_head
-
-
-@dataclass(frozen=True)
-class ScaleViews:
-    """Scales as the kernel takes them; decided by the shapes of those that a call has.
-
-    Scales per head are (batch, heads_kv). Scales per token have a depth of 1 for q; for k and v they have none and
-    have rows first. Scales per block are bytes, rows first.
-
-    sizes    (batch, heads_kv)
-    changes  the function that makes a view of each given scale, by name
-    """
-
-    sizes: tuple
-    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]]
-
-    @staticmethod
-    def like(given: dict[str, torch.Tensor], sizes: tuple, rows: dict, heads_first: bool):
-        """rows: sizes of scales of tokens, by name"""
-        found = ScaleViews(sizes, {})
-        for name, scale in given.items():
-            found.changes[name] = found._change(name, scale, rows.get(name), heads_first)
-        return found
-
-    def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
-        """The function that makes a view of a scale like this one."""
-        if scale.dtype is BLOCKS:
-            return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
-        if not is_by_row(scale, self.sizes):
-            return _as_it_is if tuple(scale.shape) == self.sizes else self._of_one_number
-        has_depth = scale.dim() > len(of_rows or ())
-        if name == "q_descale":
-            return _as_it_is if has_depth else _with_depth
-        return {
-            (False, False): _as_it_is,
-            (False, True): _without_depth,
-            (True, False): _rows_first,
-            (True, True): _rows_first_without_depth,
-        }[heads_first, has_depth]
-
-    def _of_one_number(self, scale: torch.Tensor) -> torch.Tensor:
-        return scale.as_strided(self.sizes, (0, 0))
-
-    def with_one_number_for(self, names: list[str]) -> ScaleViews:
-        """The same where some scales are one number."""
-        return ScaleViews(self.sizes, self.changes | dict.fromkeys(names, self._of_one_number))
-
-    def of_cache(self) -> ScaleViews:
-        """The views of k_descale and v_descale only."""
-        names = [name for name in ("k_descale", "v_descale") if name in self.changes]
-        return ScaleViews(self.sizes, {name: self.changes[name] for name in names})
-
-    def of(self, tensors: CallTensors) -> tuple | None:
-        """The scales of a call that has as many; None: there are none."""
-        changes = self.changes.items()
-        return tuple(change(getattr(tensors, name)) for name, change in changes) or None
-
-
-def _as_it_is(scale: torch.Tensor) -> torch.Tensor:
-    return scale
-
-
-def _bytes(scale: torch.Tensor) -> torch.Tensor:
-    return scale.view(torch.uint8)
-
-
-def _bytes_rows_first(scale: torch.Tensor) -> torch.Tensor:
-    return scale.view(torch.uint8).transpose(1, 2)
-
-
-def _with_depth(scale: torch.Tensor) -> torch.Tensor:
-    return scale.unsqueeze(-1)
-
-
-def _without_depth(scale: torch.Tensor) -> torch.Tensor:
-    return scale.squeeze(-1)
-
-
-def _rows_first(scale: torch.Tensor) -> torch.Tensor:
-    return scale.transpose(1, 2)
-
-
-def _rows_first_without_depth(scale: torch.Tensor) -> torch.Tensor:
-    return scale.squeeze(-1).transpose(1, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_fa4.calls.operands.memory import with_plain_strides
 from cute_fa4.calls.request import Where
 from cute_fa4.sm100.blueprint.tiles import ROWS_OF_SWIZZLE
 
@@ -120,20 +121,3 @@ def _check_row_stride(name: str, tensor: torch.Tensor, row_stride: int) -> None:
             f"less than {ROW_STRIDE_LIMIT_BYTES}, so that TMA can cut rows where sequences end; copy with "
             f"{name}.contiguous()"
         )
-
-
-def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with the strides of dimensions of size 1 as a contiguous tensor would have them.
-
-    torch may leave any value there, and no index ever uses it, but a TMA descriptor encodes it in 36
-    bits.
-    """
-    shape, strides = tensor.shape, tensor.stride()
-    if 1 not in shape:
-        return tensor
-    plain = [0] * len(shape)
-    inner = 1
-    for dim in reversed(range(len(shape))):
-        plain[dim] = inner if shape[dim] == 1 else strides[dim]
-        inner = max(inner, plain[dim] * shape[dim])
-    return tensor if tuple(plain) == tuple(strides) else tensor.as_strided(shape, plain)

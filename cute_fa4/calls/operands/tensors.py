@@ -12,12 +12,25 @@ NotImplementedError  a parameter whose feature is not supported yet
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from numbers import Real
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from cute_fa4.dtypes import BF16, DTYPES, E4M3, OPERANDS, QUANTIZED, UNQUANTIZED, names_of, torch_of
+from cute_fa4.calls.operands.four_bits import BYTES, PADDING, PAIRS, check_columns, columns_of
+from cute_fa4.calls.operands.memory import check_memory, may_overlap, overlaps_itself
+from cute_fa4.calls.operands.rope_depths import check_rope_depths
+from cute_fa4.dtypes import (
+    BF16,
+    DTYPES,
+    E4M3,
+    OPERANDS,
+    QUANTIZED,
+    UNQUANTIZED,
+    names_of,
+    torch_of,
+)
 from cute_fa4.sm100.blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES, depths_of, in_words
 
@@ -26,13 +39,6 @@ WIDE = tuple(torch_of(UNQUANTIZED).values())
 FP8 = tuple(torch_of(QUANTIZED).values())
 OUT_OF = {dtype: DTYPES[DTYPES[name].out].torch for dtype, name in DTYPE_NAMES.items()}  # by q's
 QUANTIZED_OUT = E4M3.torch  # of out, with o_scale
-
-# TMA reads and writes units of 16 bytes: base addresses and the strides of every dimension but the
-# last are multiples of it (PTX ISA, "Tensor-map").
-TMA_BYTES = 16
-
-# A TMA stride has 36 bits counted in units of 16 bytes.
-TMA_STRIDE_LIMIT_BYTES = 1 << 40
 
 # Row and key indices are 32-bit in the kernel, and so are their sums and differences: two lengths
 # of at most 2^30 cannot overflow either, with room for a tile.
@@ -43,20 +49,23 @@ MAX_SEQLEN = 1 << 30
 MAX_CTAS = (1 << 31) - 1
 
 
-# A row of a tile in shared memory is made of spans of so many elements of 16 bits; k_rope has the last of them.
-ROPE_SPAN, ROPE_SPAN_OF_FP8 = 64, 128  # and of 8 bits, of which k has up to one
-ROPE_STEP_OF_FP8 = 16  # of 8 bits in 16 bytes, of which the columns of k are a multiple
-
-SPAN_OF_FP8_IN_WORDS = f"a multiple of {ROPE_STEP_OF_FP8} up to {ROPE_SPAN_OF_FP8}"
-
 # The axes of q, k, v and out, as messages name them.
 DENSE = ("batch", "seqlen", "heads", "head_dim")
 PACKED = ("total", "heads", "head_dim")
-PADDING = {
-    "q": "of q and k together; pad both with zeros to the next of them and pass softmax_scale",
-    "v": "of v and out; pad v with zeros to the next of them and drop these columns of out",
-}
 PAGED = ("num_pages", "page_size", "heads", "head_dim")
+AXES = {"dense": DENSE, "packed": PACKED, "paged": PAGED}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How q, k and v share columns, and which columns lie in further tensors.
+
+    latent   v is the first columns of k
+    in_rope  columns that k lacks, because they are in k_rope, and that q lacks, because they are in q_rope
+    """
+
+    latent: bool = False
+    in_rope: tuple[int, int] = (0, 0)
 
 
 def check(
@@ -64,23 +73,21 @@ def check(
     k,
     v,
     out,
-    q_axes=DENSE,
-    kv_axes=DENSE,
+    q_axes: tuple[str, ...] = DENSE,
+    kv_axes: tuple[str, ...] = DENSE,
     one_batch: bool = True,
-    latent: bool = False,
-    in_rope: tuple[int, int] = (0, 0),
+    columns: Columns = Columns(),
 ) -> None:
     """Check q, k, v and out against each other and against what the kernel reads.
 
-    one_batch: dense k and v have the sequences of dense q, none else. latent: v is the first columns of k.
-    in_rope: columns that k lacks, because they are in k_rope, and that q lacks, because they are in q_rope.
+    one_batch: dense k and v have the sequences of dense q, none else
     """
     check_tensors(q, k, v, out)
     axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_rank(name, tensor, axes[name])
-    check_shapes(q, k, v, q_axes, kv_axes, one_batch, latent, in_rope)
+    check_shapes(q, k, v, q_axes, kv_axes, one_batch, columns.latent, columns.in_rope)
     for name, tensor in tensors.items():
         check_memory(name, tensor, axes[name])
     if out is not None:
@@ -107,7 +114,7 @@ def check_is_tensor(name: str, value: object) -> None:
         make = {"list": "tensor", "tuple": "tensor", "ndarray": "from_numpy"}.get(kind)
         remedy = f"; make one with torch.{make}({name})" if make else ""
         if name in ("cu_seqlens_q", "page_table") and isinstance(value, int):
-            remedy = "; by position comes what docs/coming_from.md says"
+            remedy = "; docs/coming_from.md has the order of the parameters"
         article = "an" if kind[0] in "aeiou" else "a"
         raise TypeError(f"{name}: {article} {kind}; accepted: a torch.Tensor{remedy}")
     if value.is_nested:
@@ -129,7 +136,7 @@ def _check_holds_its_numbers(name: str, tensor: torch.Tensor) -> None:
     """Memory must hold the actual numbers (no lazy views), because a kernel reads it directly."""
     if tensor.is_neg():
         raise ValueError(
-            f"{name}: has the negative bit, its memory holds the numbers with the other sign; accepted: a tensor "
+            f"{name}: has the negative bit: its memory holds the negated numbers; accepted: a tensor "
             f"without it; call {name}.resolve_neg()"
         )
     if tensor.is_conj():
@@ -167,12 +174,17 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
                 raise TypeError(
                     f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {', '.join(map(str, outputs))}"
                 )
-        elif name in "kv" and dtype in WIDE and tensors["k"].dtype in FP8:
+        elif name in "kv" and dtype in WIDE and tensors["k"].dtype in (*FP8, BYTES):
             if tensor.dtype != tensors["k"].dtype:
                 raise TypeError(
                     f"{name}: dtype {tensor.dtype} while k is {tensors['k'].dtype}; accepted: k and v alike; "
                     f"convert with {name}.to({tensors['k'].dtype})"
                 )
+        elif tensor.dtype in (BYTES, PAIRS):
+            raise TypeError(
+                f"{name}: dtype {tensor.dtype} while q is {dtype}; accepted: q of {' or '.join(map(str, WIDE))} and "
+                f"k and v of 4 bits as {BYTES}, with k_block_scale and v_block_scale; view them with .view({BYTES})"
+            )
         elif tensor.dtype != dtype:
             raise TypeError(
                 f"{name}: dtype {tensor.dtype} while q is {dtype}; accepted: one dtype for all; "
@@ -197,7 +209,7 @@ def check_no_gradient(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.requires_grad:
             raise NotImplementedError(
-                f"{name}: requires_grad is True and the backward pass is not built; accepted: False; "
+                f"{name}: requires_grad is True and the backward pass is not supported; accepted: False; "
                 f"call under torch.no_grad() or pass {name}.detach()"
             )
 
@@ -218,8 +230,8 @@ def check_shapes(
     q,
     k,
     v,
-    q_axes=DENSE,
-    kv_axes=DENSE,
+    q_axes: tuple[str, ...] = DENSE,
+    kv_axes: tuple[str, ...] = DENSE,
     one_batch: bool = True,
     latent: bool = False,
     in_rope: tuple[int, int] = (0, 0),
@@ -229,15 +241,21 @@ def check_shapes(
     if q_axes == kv_axes == DENSE and one_batch:
         _same_size("k", k, "batch", 0, "q", q)
         _same_size("v", v, "batch", 0, "q", q)
+    if any(in_rope) and k.dtype is BYTES:
+        raise NotImplementedError(
+            f"k_rope: given with k of {BYTES} (4 bits); accepted: None: k has all columns"
+        )
     if any(in_rope):
-        _check_rope_depths(k.dtype, head_dim, k.shape[-1], *in_rope)
+        check_rope_depths(k.dtype, head_dim, k.shape[-1], *in_rope)
+    elif k.dtype is BYTES:
+        check_columns(q, k, v)
     elif not (latent and are_rows(k)):
         _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
     if latent:
         _check_latent(q, k, v)
-    else:
+    elif k.dtype is not BYTES:
         # Ranks of torch.distributed may run other dtypes, by SDPA.
         _check_depths(DTYPE_NAMES.get(k.dtype, BF16.name), head_dim, v.shape[-1])
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
@@ -260,52 +278,6 @@ def _check_depths(dtype: str, *depths: int) -> None:
             raise ValueError(
                 f"{name}: head_dim {depth}; accepted: {in_words(accepted)}, {PADDING[name]}"
             )
-
-
-def _check_rope_depths(dtype, of_q: int, of_k: int, in_rope: int, of_q_apart: int) -> None:
-    if not of_k or not in_rope:
-        raise ValueError(
-            f"k_rope: {in_rope} columns behind {of_k} of k; accepted: some of either; without k_rope, all in k"
-        )
-    if of_q_apart:
-        _check_depths_beside(of_q, of_k, in_rope)
-        return
-    if of_k + in_rope != of_q:
-        raise ValueError(
-            f"k_rope: {in_rope} columns behind {of_k} of k while q has {of_q}; accepted: {of_q} together: q has the "
-            "columns of k, then those of k_rope"
-        )
-    if dtype in FP8:
-        if not _fits_a_span(of_k) or in_rope > ROPE_SPAN_OF_FP8:
-            raise ValueError(
-                f"k_rope: {in_rope} columns behind {of_k} of k, of 8 bits; accepted: up to {ROPE_SPAN_OF_FP8} behind "
-                f"{SPAN_OF_FP8_IN_WORDS}; pad k with zeros, and q between them, or concatenate k and k_rope"
-            )
-        return
-    if of_k % ROPE_SPAN or in_rope > ROPE_SPAN:
-        raise ValueError(
-            f"k_rope: {in_rope} columns behind {of_k} of k; accepted: up to {ROPE_SPAN} behind a multiple of "
-            f"{ROPE_SPAN}; concatenate k and k_rope"
-        )
-
-
-def _check_depths_beside(of_q: int, of_k: int, in_rope: int) -> None:
-    """Check q and k of 8 bits whose other columns have 16 bits, in q_rope and k_rope."""
-    if of_q != of_k:
-        raise ValueError(
-            f"q: {of_q} columns while k has {of_k}, with q_rope; accepted: {of_k}: the others of q are in q_rope, as "
-            "those of k in k_rope"
-        )
-    if not _fits_a_span(of_k) or in_rope > ROPE_SPAN:
-        raise ValueError(
-            f"k_rope: {in_rope} columns of 16 bits behind {of_k} of 8 of k; accepted: up to {ROPE_SPAN} behind "
-            f"{SPAN_OF_FP8_IN_WORDS}; pad k with zeros, and q likewise, or convert all to one dtype and concatenate"
-        )
-
-
-def _fits_a_span(columns: int) -> bool:
-    """Whether k of 8 bits may have so many columns before those of k_rope."""
-    return columns % ROPE_STEP_OF_FP8 == 0 and columns <= ROPE_SPAN_OF_FP8
 
 
 def are_rows(k) -> bool:
@@ -336,49 +308,11 @@ def _same_size(name, tensor, what, dim, other_name, other) -> None:
         )
 
 
-# --- memory
-
-
-def check_memory(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -> None:
-    """Refuse memory that no TMA descriptor describes. Accepted: contiguous rows at multiples of 16 bytes.
-
-    The stride of a dimension of size 1 is never used, so it may be anything. A stride of 0 (expand)
-    is accepted for q, k and v: every index then reads the same bytes.
-    """
-    if tensor.numel() == 0:
-        return
-    shape, strides, itemsize = tensor.shape, tensor.stride(), tensor.element_size()
-    if strides[-1] != 1 and shape[-1] > 1:
-        raise ValueError(
-            f"{name}: strides {strides}, head_dim has stride {strides[-1]}; accepted: 1, the last "
-            f"dimension contiguous; copy with {name}.contiguous()"
-        )
-    for dim, what in enumerate(axes[:-1]):
-        stride_bytes = strides[dim] * itemsize
-        if shape[dim] == 1:
-            continue
-        if stride_bytes % TMA_BYTES:
-            raise ValueError(
-                f"{name}: strides {strides}, {what} has stride {strides[dim]} "
-                f"({stride_bytes} bytes); accepted: multiples of {TMA_BYTES // itemsize} elements "
-                f"({TMA_BYTES} bytes), which TMA needs; copy with {name}.contiguous()"
-            )
-        if stride_bytes >= TMA_STRIDE_LIMIT_BYTES:
-            raise ValueError(
-                f"{name}: strides {strides}, {what} has stride {strides[dim]} "
-                f"({stride_bytes} bytes); accepted: less than {TMA_STRIDE_LIMIT_BYTES} bytes, "
-                f"the range of a TMA stride; copy with {name}.contiguous()"
-            )
-    if tensor.device.type != "meta" and tensor.data_ptr() % TMA_BYTES:
-        raise ValueError(
-            f"{name}: begins at address {tensor.data_ptr():#x}, {tensor.data_ptr() % TMA_BYTES} "
-            f"bytes past a multiple of {TMA_BYTES}; accepted: multiples of {TMA_BYTES} bytes, "
-            f"which TMA needs; copy with {name}.clone()"
-        )
+# --- out
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    expected = (*q.shape[:-1], v.shape[-1])
+    expected = (*q.shape[:-1], columns_of(v))
     if tuple(out.shape) != expected:
         raise ValueError(
             f"out: shape {tuple(out.shape)}; accepted: {expected}, that of q with the head_dim of v"
@@ -396,72 +330,6 @@ def check_out(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
                 f"out: shares memory with {name}, which other blocks still read while out is "
                 "written; accepted: memory of its own; allocate it with torch.empty_like(q)"
             )
-
-
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two indices may meet at one address: a stride not larger than what lies inside it."""
-    extent = 1
-    for stride, size in sorted(
-        (s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
-    ):
-        if stride < extent:
-            return True
-        extent = stride * (size - 1) + extent
-    return False
-
-
-def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """False only if it is certain that a and b share no byte.
-
-    Certain when their address ranges are disjoint, or when both repeat with a common period and
-    occupy disjoint parts of it, as q and out do as slices of one packed (batch, seqlen, 2, heads,
-    head_dim).
-    """
-    if a.numel() == 0 or b.numel() == 0 or "meta" in (a.device.type, b.device.type):
-        return False  # tensors of a capabilities query have no address
-    (a_first, a_last), (b_first, b_last) = address_range(a), address_range(b)
-    if a_last <= b_first or b_last <= a_first:
-        return False
-    # Every stride of at least `period` is a multiple of it in both tensors; what the smaller
-    # strides span must fit in the period, a's part and b's part side by side.
-    strides = {
-        s * t.element_size()
-        for t in (a, b)
-        for n, s in zip(t.shape, t.stride(), strict=True)
-        if n > 1
-    }
-    for period in sorted(strides):
-        if period == 0 or any(s % period for s in strides if s >= period):
-            continue
-        a_part = extent_bytes(
-            a, [d for d in range(a.dim()) if a.stride(d) * a.element_size() < period]
-        )
-        b_part = extent_bytes(
-            b, [d for d in range(b.dim()) if b.stride(d) * b.element_size() < period]
-        )
-        gap = (b_first - a_first) % period
-        if a_part <= gap and gap + b_part <= period:
-            return False
-    return True
-
-
-def address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address of the first byte, and of the one past the last."""
-    first = tensor.data_ptr()
-    return first, first + extent_bytes(tensor)
-
-
-def extent_bytes(tensor: torch.Tensor, dims=None) -> int:
-    """Bytes from the first to past the last element, moving along `dims` only; None: along all."""
-    shape, strides, extent = tensor.shape, tensor.stride(), 1
-    for dim in range(tensor.dim()) if dims is None else dims:
-        extent += (shape[dim] - 1) * strides[dim]
-    return extent * tensor.element_size()
-
-
-def largest_extent(tensors: tuple) -> int:
-    """The largest extent in bytes, first element to past the last, of tensors not None; 0 for none."""
-    return max((extent_bytes(tensor) for tensor in tensors if tensor is not None), default=0)
 
 
 # --- numbers and options
@@ -488,10 +356,3 @@ def checked_scale(softmax_scale: object, head_dim: int) -> float:
             "negate q, for others multiply q by a power of two"
         )
     return scale
-
-
-def unbuilt_parameters(*, block_sparse_tensors=None) -> list[str]:
-    """One text for each parameter that asks for an unsupported feature; empty: none does."""
-    if block_sparse_tensors is not None:
-        return ["block_sparse_tensors: block sparsity is not built; accepted: None"]
-    return []

@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 _Tensor = torch.Tensor
 _active_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
+_GRAD = torch._C._functorch.TransformType.Grad
 _recorder = torch._C._get_tracing_state
 
 
@@ -36,11 +37,17 @@ def is_transformed() -> bool:
     return _transforms() is not None
 
 
-def wants_gradient(q, k, v, sink=None) -> bool:
+def is_derived() -> bool:
+    """Whether grad or vjp of torch.func, or what is made of them, is at work."""
+    return any(level.key() == _GRAD for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def wants_gradient(q, k, v, sink=None, aux=None) -> bool:
     """Whether a derivative of one of them is to be recorded: such a call goes to an operator, which has one."""
     if not torch.is_grad_enabled():
         return False
-    return any(isinstance(x, _Tensor) and x.requires_grad for x in (q, k, v, sink))
+    read = aux if isinstance(aux, (list, tuple)) else ()
+    return any(isinstance(x, _Tensor) and x.requires_grad for x in (q, k, v, sink, *read))
 
 
 def refuse_untraceable(function: str, arguments: dict) -> None:
@@ -50,7 +57,7 @@ def refuse_untraceable(function: str, arguments: dict) -> None:
     if _recorder() is not None:
         raise NotImplementedError(
             f"{function}: called inside of torch.jit.trace or torch.onnx.export(dynamo=False), which record torch's "
-            "own operators and would keep the allocation of out alone; accepted: torch.export.export, torch.compile"
+            "own operators and would keep only the allocation of out; accepted: torch.export.export, torch.compile"
         )
     refuse_tangents(arguments)
 
@@ -64,7 +71,7 @@ def refuse_tangents(arguments: dict) -> None:
             if isinstance(tensor, torch.Tensor) and _has_tangent(tensor):
                 raise NotImplementedError(
                     f"{name}: has a tangent (torch.func.jvp, jacfwd, linearize or torch.autograd.forward_ad) and the "
-                    f"derivative is not built; pass {name}.detach(), or forward_ad.unpack_dual({name}).primal"
+                    f"derivative is not supported; pass {name}.detach(), or forward_ad.unpack_dual({name}).primal"
                 )
 
 

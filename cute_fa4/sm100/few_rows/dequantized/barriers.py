@@ -1,21 +1,21 @@
 """Every mbarrier of the kernel that dequantizes keys: who raises it, who waits for it, how many arrivals that takes.
 
-barrier       number  raised by                         awaited by           means
-q_full        1       load 1 (+ bytes)                  widen                the Q tile is in shared memory
-q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
-s_ready       2       mma 1 (commit)                    softmax              S is made
-p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
-pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
-kv_full       9       load 1 (+ bytes)                  widen                the K or V tile is ready
-kv_empty      9       widen 128                         load                 the slot has been read
-q_wide        2       widen 128                         softmax              the scales of bf16 rows are there
-k_wide        2       widen 128                         mma                  K, and Q before it, are there as fp16
-k_free        2       mma 1 (commit)                    widen                S is made
-v_wide        2       widen 128                         mma                  V is ready as fp16
-v_free        2       mma 1 (commit)                    widen                P V is added to O
-work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
-work_read     2       softmax 128 + mma 32 + widen 128  load                 the announcement has been read
-work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is ready
+barrier       number  raised by                              awaited by                means
+q_full        1       load 1 (+ bytes)                       dequantize                the Q tile is in shared memory
+q_free        1       mma 1 (commit)                         load                      the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax                   S is made
+p_ready       1       softmax 128                            mma                       P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                         softmax                   O is complete so far, P is read
+kv_full       9       load 1 (+ bytes)                       dequantize                the K or V tile is ready
+kv_empty      9       dequantize 128                         load                      the slot has been read
+q_wide        2       dequantize 128                         softmax                   the scales of bf16 rows are ready
+k_wide        2       dequantize 128                         mma                       K and Q are ready as fp16
+k_free        2       mma 1 (commit)                         dequantize                S is made
+v_wide        2       dequantize 128                         mma                       V is ready as fp16
+v_free        2       mma 1 (commit)                         dequantize                P V is added to O
+work_ready    2       load 1                                 softmax, mma, dequantize  a work tile is announced
+work_read     2       softmax 128 + mma 32 + dequantize 128  load                      the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 
 At the first key tile of a work tile, p_ready also says that the old O has been read.
 
@@ -47,7 +47,7 @@ from ...blueprint.barriers import (
     queue_rows,
 )
 from .. import barriers as swapped
-from .warp_roles import WidenedWarpRoles
+from .warp_roles import DequantizedWarpRoles
 
 BUFFERS = (
     2  # of K and V in fp16, by key tile & 1; of the row scales of Q, by work tile with keys & 1
@@ -55,49 +55,56 @@ BUFFERS = (
 BUFFER = swapped.S_BUFFER  # two of each
 
 
-def table(warps: WidenedWarpRoles, kv_slots: int, clusters: bool = False) -> BarrierTable:
+def table(warps: DequantizedWarpRoles, kv_slots: int, clusters: bool = False) -> BarrierTable:
     """The table of a kernel whose ring has kv_slots slots; clusters: as in few_rows/barriers.py."""
     of_cluster = swapped.cluster_rows() * clusters
     return BarrierTable(rows(warps) + of_cluster, swapped.table(warps, kv_slots).numbers)
 
 
-def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
+def rows(warps: DequantizedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: the swap-AB barriers, plus dequantization between the ring and the MMA."""
-    widen = every_thread(warps, "widen")
+    dequantize = every_thread(warps, "dequantize")
     changed = {
-        "q_full": {"awaited_by": "widen"},
-        "pv_done": {"means": "O is complete so far, P has been read"},
-        "kv_full": {"awaited_by": "widen"},
-        "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
+        "q_full": {"awaited_by": "dequantize"},
+        "pv_done": {"means": "O is complete so far, P is read"},
+        "kv_full": {"awaited_by": "dequantize"},
+        "kv_empty": {"raised_by": (dequantize,), "means": "the slot has been read"},
         **of_queue(warps),
     }
-    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": _of_widened(widen)})
+    return changed_rows(
+        swapped.rows(warps), changed, behind={"kv_empty": _of_dequantized(dequantize)}
+    )
 
 
-def of_queue(warps: WidenedWarpRoles) -> dict[str, dict]:
-    """Changes to the barriers of the work queue, which the `widen` warps read too; by barrier."""
-    ready, read, _ = queue_rows(warps, (*swapped.READERS, "widen"))
+def of_queue(warps: DequantizedWarpRoles) -> dict[str, dict]:
+    """Changes to the barriers of the work queue, which the `dequantize` warps read too; by barrier."""
+    ready, read, _ = queue_rows(warps, (*swapped.READERS, "dequantize"))
     return {
         "work_ready": {"awaited_by": ready.awaited_by},
         "work_read": {"raised_by": read.raised_by},
     }
 
 
-def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
+def _of_dequantized(dequantize: Arrivals) -> tuple[Barrier, ...]:
     mma = commit_by("mma")
     return (
         Barrier(
             "q_wide",
             BUFFER,
-            (widen,),
+            (dequantize,),
             "softmax",
-            "the scales of bf16 rows are there",
+            "the scales of bf16 rows are ready",
             "Q of the work tile after next waits for q_free, whose S waits for p_ready of this one",
         ),
         Barrier(
-            "k_wide", BUFFER, (widen,), "mma", "K, and Q before it, are there as fp16", "k_free"
+            "k_wide",
+            BUFFER,
+            (dequantize,),
+            "mma",
+            "K and Q are ready as fp16",
+            "k_free",
         ),
-        Barrier("k_free", BUFFER, (mma,), "widen", "S is made", "k_wide"),
-        Barrier("v_wide", BUFFER, (widen,), "mma", "V is ready as fp16", "v_free"),
-        Barrier("v_free", BUFFER, (mma,), "widen", "P V is added to O", "v_wide"),
+        Barrier("k_free", BUFFER, (mma,), "dequantize", "S is made", "k_wide"),
+        Barrier("v_wide", BUFFER, (dequantize,), "mma", "V is ready as fp16", "v_free"),
+        Barrier("v_free", BUFFER, (mma,), "dequantize", "P V is added to O", "v_wide"),
     )

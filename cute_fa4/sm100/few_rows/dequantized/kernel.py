@@ -1,11 +1,11 @@
-"""SM100MHAWiden: decode with 16-bit queries over an 8-bit cache, which four warps of the CTA convert to fp16.
+"""SM100MHAWiden: decode with 16-bit queries over an 8-bit or 4-bit cache, which four warps of the CTA convert to fp16.
 
 Memory delivers half the bytes of a 16-bit cache, and only the cache has 8-bit error: K and V are exact in fp16, and so
 is Q once its rows are scaled. P is fp16. The products and the softmax are those of mhaswap.
 
 Steady state of one CTA. A line is an issue slot, not a duration.
 
-    load     `widen`          mma               softmax                           note
+    load     dequantize       mma               softmax                           note
     Q K0     .                .                 .
     V0       Q, K0            .                 .                                 a slot is free when it has been read
     K1       V0               S[0] = K0 Q       .
@@ -15,9 +15,11 @@ Steady state of one CTA. A line is an issue slot, not a duration.
 
 A key tile of depth 128 takes 1,280 cycles of a B200's memory, half of a 16-bit tile. It takes 1,024 cycles of shared
 memory (128 bytes a cycle): 256 to arrive, 256 to be read, 256 to write V in fp16, and 256 to multiply it. K goes to
-tensor memory instead, so it all fits. The conversions take about 300 cycles (docs/decisions/0018).
+tensor memory instead, so it all fits. The conversions take about 300 cycles (docs/decisions/0018). A cache of 4 bits
+(NVFP4) delivers 720 cycles of bytes instead, and each conversion is followed by a multiplication by the scale of its
+block, which the threads read (blocks.py).
 
-Read next: `widen.py`, queries.py, products.py, tiles.py, barriers.py, and few_rows/kernel.py.
+Read next: dequantize.py, queries.py, products.py, tiles.py, barriers.py, and few_rows/kernel.py.
 """
 
 import cutlass.cute as cute
@@ -28,12 +30,12 @@ from ...roles.dispatch import first_column, own_lanes
 from ...sync.kernel_args import KernelArgs
 from .. import softmax
 from ..kernel import SM100MHASwap
-from . import products, widen
+from . import dequantize, products
 from .queries import WITH_QUERIES
 
 
 class SM100MHAWiden(SM100MHASwap):
-    """Forward attention on SM100 for 8 to 32 query rows of 16 bits a CTA, over keys of 8 bits: 320 threads."""
+    """Forward attention on SM100 for 8 to 32 query rows of 16 bits a CTA, over keys of 8 or 4 bits: 320 threads."""
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
@@ -53,7 +55,7 @@ class SM100MHAWiden(SM100MHASwap):
             ending.after_others()
         else:
             lanes = own_lanes(cta.tmem_address, warp)
-            widen.run(cfg, args, cta.smem, lanes, cta.events, cta.consumer, cta.queue)
+            dequantize.run(cfg, args, cta.smem, lanes, cta.events, cta.consumer, cta.queue)
             ending.after_others()
 
 

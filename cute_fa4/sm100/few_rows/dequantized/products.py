@@ -1,7 +1,7 @@
 """MMA warp: S^T = K Q^T and O^T += V^T P^T, issued by one thread, with K in tensor memory.
 
-The order is that of few_rows/products.py. The operands come from the `widen` warps, in two buffers by key tile. These
-warps have waited for Q of a work tile, or written it, before they raise k_wide for its first K.
+The order is that of few_rows/products.py. The operands come from the `dequantize` warps, in two buffers by key tile.
+These warps have waited for Q of a work tile, or written it, before they raise k_wide for its first K.
 """
 
 import cutlass

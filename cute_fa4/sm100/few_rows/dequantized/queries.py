@@ -34,11 +34,11 @@ TARGET_LOG2 = 14  # of the largest number of a row
 FACTOR_FIELD = 2 * EXPONENT_BIAS + TARGET_LOG2  # less the field of the largest: that of the factor
 
 
-def widen(cfg, smem: Smem, thread, number):
+def to_fp16(cfg, smem: Smem, thread, number):
     """Convert all rows of Q with 128 threads, one thread per 16-byte piece of a row. number: of earlier Q tiles."""
     tile = cfg.tiles.q_tile
     threads_of_row = cfg.tiles.padded_qk_depth // PIECE
-    rows_at_once = cfg.warps.threads_of("widen") // threads_of_row
+    rows_at_once = cfg.warps.threads_of("dequantize") // threads_of_row
     column = thread % threads_of_row * PIECE
     for first in range(0, cfg.tiles.q_box_rows, rows_at_once):
         row = first + thread // threads_of_row

@@ -1,6 +1,6 @@
-"""WidenedTile: one tile of 8 to 32 query rows of 16 bits per CTA, over 8-bit keys that the CTA converts to fp16.
+"""DequantizedTile: one tile of 8 to 32 query rows of 16 bits per CTA, over 8-bit keys that the CTA converts to fp16.
 
-    FA4Config(kv_dtype="e4m3", schedule=WidenedTile(rows=8), pack_gqa=True, group=8)
+    FA4Config(kv_dtype="e4m3", schedule=DequantizedTile(rows=8), pack_gqa=True, group=8)
 
     tensor memory, 128 lanes                                 shared memory, 227 KiB
     0      n       2 n     3 n      3 n + 64   3 n + 128     Q | ring of kv slots | V | P | maxima | row values
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from cute_fa4.dtypes import QUANTIZED, is_quantized
+from cute_fa4.dtypes import CACHED
 
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.chip import SMEM_CAPACITY_BYTES
@@ -25,23 +25,23 @@ from ..barriers import S_BUFFERS
 from ..schedule import SwappedTile
 from ..smem_map import slots_that_fit
 from . import barriers
-from .smem_map import WidenedSmem, smem_map
-from .tiles import WidenedTiles
-from .warp_roles import WidenedWarpRoles
+from .smem_map import DequantizedSmem, smem_map
+from .tiles import DequantizedTiles
+from .warp_roles import DequantizedWarpRoles
 
 HIGHEST = 32  # rows of a tile: a softmax thread of 64 rows needs more than the 168 registers that 320 threads get
 LEAST_SLOTS = 4  # K and V of a key tile while those of the previous one are dequantized
 
 
 @dataclass(frozen=True)
-class WidenedTile(SwappedTile):
+class DequantizedTile(SwappedTile):
     """The schedule of SM100MHAWiden: the choices of SwappedTile."""
 
     family: ClassVar[str] = "mhawiden"
-    warps: ClassVar[WidenedWarpRoles] = WidenedWarpRoles()
+    warps: ClassVar[DequantizedWarpRoles] = DequantizedWarpRoles()
 
-    def tiles(self, problem: Problem) -> WidenedTiles:
-        return WidenedTiles.of(problem, self.rows)
+    def tiles(self, problem: Problem) -> DequantizedTiles:
+        return DequantizedTiles.of(problem, self.rows)
 
     def tmem(self, problem: Problem) -> TmemMap:
         tiles = self.tiles(problem)
@@ -56,26 +56,26 @@ class WidenedTile(SwappedTile):
         tiles, first = self.tiles(problem), (S_BUFFERS + 1) * self.tiles(problem).q_box_rows
         return tuple(first + i * tiles.k_columns for i in range(barriers.BUFFERS))
 
-    def warps_of(self, problem: Problem) -> WidenedWarpRoles:
+    def warps_of(self, problem: Problem) -> DequantizedWarpRoles:
         return self.warps  # a single load warp
 
-    def layout(self, problem: Problem) -> tuple[BarrierTable, WidenedSmem]:
+    def layout(self, problem: Problem) -> tuple[BarrierTable, DequantizedSmem]:
         return layout(self.warps, self.tiles(problem), self.cluster_parts > 1)
 
     def contradictions(self, problem: Problem) -> list[str]:
         why = super().contradictions(problem)
         if not why and self.rows > HIGHEST:
             why.append(
-                f"rows={self.rows} is no height of a tile that widens its keys: use 8, 16, 32"
+                f"rows={self.rows} is not the height of a tile that dequantizes its keys: use 8, 16, 32"
             )
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        extras = Extra.WIDENED_KEYS | Extra.KEY_SCALES
+        extras = Extra.DEQUANTIZED_KEYS | Extra.KEY_SCALES | Extra.CACHE_BLOCKS
         why = problem_not_built(problem, extras, DEPTHS_OF_FP8, DEPTHS_OF_FP8)
-        if not is_quantized(problem.kv_dtype):
+        if problem.kv_dtype not in CACHED:
             why.append(
-                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(QUANTIZED)}, or "
+                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(CACHED)}, or "
                 "schedule=SwappedTile()"
             )
         return why or self._over_capacity(problem)
@@ -92,8 +92,8 @@ class WidenedTile(SwappedTile):
 
 @lru_cache(maxsize=1024)
 def layout(
-    warps: WidenedWarpRoles, tiles: WidenedTiles, clusters: bool
-) -> tuple[BarrierTable, WidenedSmem]:
+    warps: DequantizedWarpRoles, tiles: DequantizedTiles, clusters: bool
+) -> tuple[BarrierTable, DequantizedSmem]:
     """Barriers and shared memory depend on each other: the ring gets the memory left by a kernel without slots."""
     without_ring = barriers.table(warps, 0, clusters)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))

@@ -24,12 +24,12 @@ from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
 from ..smem_map import parts_of
 from .barriers import BUFFERS
-from .tiles import WidenedTiles
-from .warp_roles import WidenedWarpRoles
+from .tiles import DequantizedTiles
+from .warp_roles import DequantizedWarpRoles
 
 
 @dataclass(frozen=True)
-class WidenedSmem(SmemMap):
+class DequantizedSmem(SmemMap):
     q: Region
     kv: Region
     v: Region
@@ -43,10 +43,12 @@ class WidenedSmem(SmemMap):
     tmem_address: Region
 
 
-def smem_map(tiles: WidenedTiles, warps: WidenedWarpRoles, table: BarrierTable) -> WidenedSmem:
+def smem_map(
+    tiles: DequantizedTiles, warps: DequantizedWarpRoles, table: BarrierTable
+) -> DequantizedSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
     rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
-    return WidenedSmem.of_sizes(
+    return DequantizedSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         v=BUFFERS * tiles.v_tile.nbytes,

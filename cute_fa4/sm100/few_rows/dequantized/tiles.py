@@ -1,11 +1,12 @@
-"""WidenedTiles: tiles of few query rows of 16 bits, whose keys arrive as 8-bit rows and are multiplied as fp16.
+"""DequantizedTiles: tiles of few query rows of 16 bits, whose keys arrive as 8-bit rows and are multiplied as fp16.
 
                   in the ring, from memory          as the MMA takes it
     K             128 keys x 128 bytes              fp16 in tensor memory: a key is a lane, two columns of K a column
     V             128 keys x 128 bytes              fp16 in shared memory, MN-major: a line for each key
     Q             rows x 2 * depth bytes            fp16 in the same place, K-major
 
-A row of the ring is one swizzle span at any depth: TMA fills columns beyond the depth with zeros.
+A row of the ring is one swizzle span at any depth: TMA fills columns beyond the depth with zeros. A byte is a column,
+or two of four bits.
 """
 
 from dataclasses import dataclass
@@ -24,12 +25,12 @@ RING_DEPTH = SWIZZLE_BYTES  # columns of a row of the ring, a byte each
 
 
 @dataclass(frozen=True)
-class WidenedTiles(SwappedTiles):
+class DequantizedTiles(SwappedTiles):
     """The fields of SwappedTiles; sizes of K and V in the ring are those of 8-bit data."""
 
     @staticmethod
-    def of(problem: Problem, rows: int) -> "WidenedTiles":
-        return WidenedTiles(
+    def of(problem: Problem, rows: int) -> "DequantizedTiles":
+        return DequantizedTiles(
             problem,
             num_q=1,
             cta_group=1,

@@ -1,21 +1,21 @@
 """Every mbarrier of the kernel that dequantizes a latent cache: which role arrives, which waits, number of arrivals.
 
-barrier       number  raised by                         awaited by           means
-q_full        1       load 1 (+ bytes)                  mma                  the Q tile is in shared memory
-q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
-s_ready       2       mma 1 (commit)                    softmax              S is made
-p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
-pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
-kv_full       3       load 1 (+ bytes)                  widen                a slab is ready as it is stored
-kv_empty      3       widen 256                         load                 the slot has been read
-rope_full     1       load 1 (+ bytes)                  mma                  the rotary columns are there
-rope_empty    1       mma 1 (commit)                    load                 S is made; with P there: P is read
-slab_wide     4       widen 256                         mma                  the slab is ready as K and V
-slab_free     2       mma 1 (commit)                    widen                V P of slab 0 or 1 is done
-k_free        2       mma 1 (commit)                    widen                S of slab 0 or 1 is made
-work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
-work_read     2       softmax 128 + mma 32 + widen 256  load                 the announcement has been read
-work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is ready
+barrier       number  raised by                              awaited by                means
+q_full        1       load 1 (+ bytes)                       mma                       the Q tile is in shared memory
+q_free        1       mma 1 (commit)                         load                      the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax                   S is made
+p_ready       1       softmax 128                            mma                       P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                         softmax                   O is complete so far, P is read
+kv_full       3       load 1 (+ bytes)                       dequantize                a slab is ready as it is stored
+kv_empty      3       dequantize 256                         load                      the slot has been read
+rope_full     1       load 1 (+ bytes)                       mma                       the rotary columns are ready
+rope_empty    1       mma 1 (commit)                         load                      S is made; P in the slot is read
+slab_wide     4       dequantize 256                         mma                       the slab is ready as K and V
+slab_free     2       mma 1 (commit)                         dequantize                V P of slab 0 or 1 is done
+k_free        2       mma 1 (commit)                         dequantize                S of slab 0 or 1 is made
+work_ready    2       load 1                                 softmax, mma, dequantize  a work tile is announced
+work_read     2       softmax 128 + mma 32 + dequantize 256  load                      the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 
 At the first key tile of a work tile p_ready also says that the old O has been read.
 
@@ -62,21 +62,27 @@ def table(warps: RowsWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
 
 def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a latent cache, with dequantization between the ring and the MMA."""
-    widen = every_thread(warps, "widen")
+    dequantize = every_thread(warps, "dequantize")
     changed = {
-        "kv_full": {"awaited_by": "widen", "means": "a slab is ready as it is stored"},
-        "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
-        "pv_done": {"means": "O is complete so far, P has been read"},
-        "rope_empty": {"means": "S is made; with P there: P is read"},
+        "kv_full": {"awaited_by": "dequantize", "means": "a slab is ready as it is stored"},
+        "kv_empty": {"raised_by": (dequantize,), "means": "the slot has been read"},
+        "pv_done": {"means": "O is complete so far, P is read"},
+        "rope_empty": {"means": "S is made; P in the slot is read"},
         **of_queue(warps),
     }
-    return changed_rows(latent.rows(warps), changed, behind={"rope_empty": _of_widened(widen)})
+    return changed_rows(
+        latent.rows(warps), changed, behind={"rope_empty": _of_dequantized(dequantize)}
+    )
 
 
-def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
+def _of_dequantized(dequantize: Arrivals) -> tuple[Barrier, ...]:
     mma = commit_by("mma")
     return (
-        Barrier("slab_wide", SLAB, (widen,), "mma", "the slab is ready as K and V", "slab_free"),
-        Barrier("slab_free", K_BUFFER, (mma,), "widen", "V P of slab 0 or 1 is done", "slab_wide"),
-        Barrier("k_free", K_BUFFER, (mma,), "widen", "S of slab 0 or 1 is made", "slab_wide"),
+        Barrier(
+            "slab_wide", SLAB, (dequantize,), "mma", "the slab is ready as K and V", "slab_free"
+        ),
+        Barrier(
+            "slab_free", K_BUFFER, (mma,), "dequantize", "V P of slab 0 or 1 is done", "slab_wide"
+        ),
+        Barrier("k_free", K_BUFFER, (mma,), "dequantize", "S of slab 0 or 1 is made", "slab_wide"),
     )

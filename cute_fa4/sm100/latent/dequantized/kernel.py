@@ -6,7 +6,7 @@ from memory are about half.
 
 Steady state of one CTA. A line is an issue slot, not a duration; the slab of a tile in parentheses.
 
-    load            `widen`     mma                     softmax                 note
+    load            dequantize  mma                     softmax                 note
     Q 0(0)          .           .                       .
     0(1) 0(2)       0(0)        .                       .                       a slot is free when it has been read
     0(3) 0(rope)    0(1)        S = 0(0) Q              .                       K of a slab is free after its part of S
@@ -19,7 +19,7 @@ Steady state of one CTA. A line is an issue slot, not a duration; the slab of a 
     2(0)            1(2)        O2 += 0(2) P            .
     2(1)            1(3)        O3 += 0(3) P            .
 
-Read next: `widen.py`, products.py, load.py, tiles.py, barriers.py, and latent/kernel.py.
+Read next: dequantize.py, products.py, load.py, tiles.py, barriers.py, and latent/kernel.py.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ..kernel import LatentCTA, SM100MLADecode
-from . import load, products, widen
+from . import dequantize, load, products
 from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
 
 
@@ -73,10 +73,10 @@ class SM100MLAWiden(SM100MLADecode):
                 block, _, _ = cute.arch.block_idx()
                 load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, ROWS)
         else:
-            cute.arch.setmaxregister_decrease(warps.widen_registers)
+            cute.arch.setmaxregister_decrease(warps.dequantize_registers)
             lanes = own_lanes(cta.tmem_address, warp)
             slabs = cta.consumer.slabs
-            widen.run(cfg, args, cta.smem, lanes, cta.events, slabs, cta.queue)
+            dequantize.run(cfg, args, cta.smem, lanes, cta.events, slabs, cta.queue)
 
 
 KERNEL = SM100MLAWiden

@@ -46,7 +46,7 @@ def multiply_slab(cfg, smem: Smem, k_address, s_address, i: int):
 
 
 @dataclass(frozen=True)
-class WidenedSlabs(Products):
+class DequantizedSlabs(Products):
     """at: a position in the ring of rotary columns, mma.kv."""
 
     def make_scores(self, cfg, mma, at, tile):
@@ -98,4 +98,4 @@ def run(
 ):
     """Process every work tile of the CTA."""
     mma = MmaWarp(smem, tmem, events, rope)
-    issue.in_turn(cfg, WidenedSlabs(), args, mma, queue, Slot(Int32(0), Int32(0)))
+    issue.in_turn(cfg, DequantizedSlabs(), args, mma, queue, Slot(Int32(0), Int32(0)))

@@ -65,7 +65,7 @@ class LatentRows(LatentTile):
         why = super().contradictions(problem)
         if not why and self.rows > HIGHEST:
             why.append(
-                f"rows={self.rows} is no height of a tile that widens its keys: use 8, 16, 32"
+                f"rows={self.rows} is not the height of a tile that dequantizes its keys: use 8, 16, 32"
             )
         return why
 
@@ -88,7 +88,7 @@ def not_built(problem: Problem) -> list[str]:
             )
     if problem.kv_layout != "paged":
         why.append(
-            f"kv_layout={problem.kv_layout!r} is not built yet for rows of 656 bytes: use 'paged'"
+            f"kv_layout={problem.kv_layout!r} is not supported for rows of 656 bytes: use 'paged'"
         )
     if problem.descales:
         why.append(
@@ -99,7 +99,7 @@ def not_built(problem: Problem) -> list[str]:
     output = "f32" if problem.split_keys else problem.qkv_dtype
     if problem.o_dtype != output:
         why.append(
-            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use {output!r}"
+            f"o_dtype={problem.o_dtype!r} is not supported for qkv_dtype={problem.qkv_dtype!r}: use {output!r}"
         )
     return why + depths_not_built(problem)
 

@@ -1,11 +1,11 @@
 """The role and the register count of each warp of a CTA.
 
-    warps   role       registers   work
-    0-3     softmax    200         S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
-    4       mma         88         one thread issues every tcgen05.mma
-    5       load        88         claims blocks, one thread issues every TMA load
-    6, 7    idle        88         the four warps of a warpgroup must execute the same `setmaxnreg`
-    8-15    `widen`    112         dequantizes 8-bit slabs to bf16; a thread owns half of the values of a key
+    warps   role        registers   work
+    0-3     softmax     200         S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
+    4       mma          88         one thread issues every tcgen05.mma
+    5       load         88         claims blocks, one thread issues every TMA load
+    6, 7    idle         88         the four warps of a warpgroup must execute the same `setmaxnreg`
+    8-15    dequantize  112         dequantizes 8-bit slabs to bf16; a thread owns half of the values of a key
 
 512 threads begin with 128 registers each. A warp accesses the tensor memory lanes of its number modulo 4.
 """
@@ -13,28 +13,28 @@
 from dataclasses import dataclass
 
 from ...blueprint.chip import WARP_SIZE
-from ...few_rows.dequantized.warp_roles import WidenedWarpRoles
+from ...few_rows.dequantized.warp_roles import DequantizedWarpRoles
 
 
 @dataclass(frozen=True)
-class RowsWarpRoles(WidenedWarpRoles):
+class RowsWarpRoles(DequantizedWarpRoles):
     """Warp ranges and the register budget of each warpgroup.
 
     >>> [RowsWarpRoles().role_of(w) for w in (3, 5, 6, 8, 15)], RowsWarpRoles().threads
-    (['softmax', 'load', 'idle', 'widen', 'widen'], 512)
+    (['softmax', 'load', 'idle', 'dequantize', 'dequantize'], 512)
     >>> RowsWarpRoles().registers
     65536
     """
 
     idle: range = range(6, 8)
-    widen: range = range(8, 16)
+    dequantize: range = range(8, 16)
     softmax_registers: int = 200
     other_registers: int = 88
-    widen_registers: int = 112
+    dequantize_registers: int = 112
 
     @property
     def threads(self) -> int:
-        return WARP_SIZE * self.widen.stop
+        return WARP_SIZE * self.dequantize.stop
 
     @property
     def registers(self) -> int:
@@ -43,7 +43,7 @@ class RowsWarpRoles(WidenedWarpRoles):
         return WARP_SIZE * (
             len(self.softmax) * self.softmax_registers
             + others * self.other_registers
-            + len(self.widen) * self.widen_registers
+            + len(self.dequantize) * self.dequantize_registers
         )
 
     def role_of(self, warp: int) -> str:

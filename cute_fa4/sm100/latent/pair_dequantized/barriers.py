@@ -3,21 +3,21 @@
 As in latent/pair/barriers.py, but units pass through two rings: each CTA fills and empties its own ring of stored
 units, and its dequantize warps fill the ring that the MMAs of both CTAs read.
 
-barrier       number  raised by                         awaited by           means
-q_full        1       load 1 (+ bytes of both)          mma                  the Q tile is in shared memory
-q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
-s_ready       2       mma 1 (commit)                    softmax              S is made
-p_ready       1       softmax 16 (at 0)                 mma                  P is stored, O rescaled, S read
-pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
-kv_full       4       widen 8 (at 0)                    mma                  a unit of K or V is ready in both CTAs
-kv_empty      4       mma 1 (commit)                    widen                the slot's MMAs have completed
-stored_full   6       load 1 (+ bytes)                  widen                a unit is ready as it is stored
-stored_empty  6       widen 4                           load                 it has been read
-rope_full     1       load 1 (+ bytes of both)          mma                  the rotary columns are there
-rope_empty    1       mma 1 (commit)                    load                 S is made
-work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
-work_read     2       softmax 256 + mma 32 + widen 256  load                 the announcement has been read
-work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is ready
+barrier       number  raised by                              awaited by                means
+q_full        1       load 1 (+ bytes of both)               mma                       the Q tile is in shared memory
+q_free        1       mma 1 (commit)                         load                      the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax                   S is made
+p_ready       1       softmax 16 (at 0)                      mma                       P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                         softmax                   O is complete so far, P is read
+kv_full       4       dequantize 8 (at 0)                    mma                       K or V is ready in both CTAs
+kv_empty      4       mma 1 (commit)                         dequantize                the slot's MMAs have completed
+stored_full   6       load 1 (+ bytes)                       dequantize                a unit is ready as it is stored
+stored_empty  6       dequantize 4                           load                      it has been read
+rope_full     1       load 1 (+ bytes of both)               mma                       the rotary columns are ready
+rope_empty    1       mma 1 (commit)                         load                      S is made
+work_ready    2       load 1                                 softmax, mma, dequantize  a work tile is announced
+work_read     2       softmax 256 + mma 32 + dequantize 256  load                      the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 
 At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed: the last one
 is never raised.
@@ -44,7 +44,7 @@ from ...few_rows.dequantized.barriers import of_queue
 from ..barriers import ROPE_SLOT
 from ..pair import barriers as pair
 from ..pair.tiles import CTAS
-from .warp_roles import WIDEN_GROUPS, RowsPairWarpRoles
+from .warp_roles import DEQUANTIZE_GROUPS, RowsPairWarpRoles
 
 STORED_SLOT = "stored_slot"
 
@@ -60,13 +60,13 @@ def table(
 
 def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a pair, with dequantization between two rings."""
-    number = len(warps.widen) // WIDEN_GROUPS  # warps that dequantize a unit
-    wide = (Arrivals("widen", CTAS * number, "at 0"),)
-    read = Arrivals("widen", number)
+    number = len(warps.dequantize) // DEQUANTIZE_GROUPS  # warps that dequantize a unit
+    wide = (Arrivals("dequantize", CTAS * number, "at 0"),)
+    read = Arrivals("dequantize", number)
     changed = {
-        "kv_full": {"raised_by": wide, "means": "a unit of K or V is ready in both CTAs"},
-        "kv_empty": {"awaited_by": "widen"},
-        "pv_done": {"means": "O is complete so far, P has been read"},
+        "kv_full": {"raised_by": wide, "means": "K or V is ready in both CTAs"},
+        "kv_empty": {"awaited_by": "dequantize"},
+        "pv_done": {"means": "O is complete so far, P is read"},
         **of_queue(warps),
     }
     return changed_rows(pair.rows(warps), changed, behind={"kv_empty": _of_stored(read)})
@@ -75,6 +75,6 @@ def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
 def _of_stored(read: Arrivals) -> tuple[Barrier, ...]:
     load, there = announced_bytes("load"), "a unit is ready as it is stored"
     return (
-        Barrier("stored_full", STORED_SLOT, (load,), "widen", there, "stored_empty"),
+        Barrier("stored_full", STORED_SLOT, (load,), "dequantize", there, "stored_empty"),
         Barrier("stored_empty", STORED_SLOT, (read,), "load", "it has been read", "stored_full"),
     )

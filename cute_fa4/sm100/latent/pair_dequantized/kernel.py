@@ -6,13 +6,13 @@ MMA, as in latent/pair/, and each dequantizes its own operands: half of the keys
 Steady state of a CTA of the pair. A line is an issue slot, not a duration; K1' is half of the keys, V0' half of the
 columns, in units of 64 keys and 128 columns:
 
-    load           `widen`   mma of CTA 0       softmax of both
-    K1' rope1      K1'       S[1] = Q K1        P0 = 2^(S[0] - m)
-    V0'            V0'       O0, O1 += P0 V0    .
-    K2' rope2      K2'       S[0] = Q K2        P1 = 2^(S[1] - m)
-    V1'            V1'       O0, O1 += P1 V1    .
+    load           dequantize  mma of CTA 0       softmax of both
+    K1' rope1      K1'         S[1] = Q K1        P0 = 2^(S[0] - m)
+    V0'            V0'         O0, O1 += P0 V0    .
+    K2' rope2      K2'         S[0] = Q K2        P1 = 2^(S[1] - m)
+    V1'            V1'         O0, O1 += P1 V1    .
 
-Softmax, products and store are those of latent/pair/. Read next: tiles.py, `widen.py`, load.py, barriers.py,
+Softmax, products and store are those of latent/pair/. Read next: tiles.py, dequantize.py, load.py, barriers.py,
 docs/decisions/0029.
 """
 
@@ -37,9 +37,9 @@ from ..pair import load as pair_load
 from ..pair import products, softmax
 from ..pair.kernel import LatentPairCTA, SM100MLAPair
 from ..pair.tiles import CTAS
-from . import load, widen
+from . import dequantize, load
 from .barriers import STORED_SLOT
-from .widen import Widener
+from .dequantize import Dequantizer
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class WideConsumer(PairConsumer):
 
 @dataclass(frozen=True)
 class RowsPairCTA(LatentPairCTA):
-    """widener: the dequantize warps' end of the rings of units."""
+    """dequantizer: the dequantize warps' end of the rings of units."""
 
-    widener: Widener
+    dequantizer: Dequantizer
 
 
 class SM100MLAWidenPair(SM100MLAPair):
@@ -99,7 +99,7 @@ class SM100MLAWidenPair(SM100MLAPair):
         stored = TMAProducerPipeline(**ring, k_bytes=with_scales, v_bytes=without)
         given = vars(cta) | dict(
             producer=replace(cta.producer, units=stored),
-            widener=Widener(KVConsumerPipeline(**ring), cta.producer.units),
+            dequantizer=Dequantizer(KVConsumerPipeline(**ring), cta.producer.units),
         )
         return RowsPairCTA(**given)
 
@@ -122,8 +122,8 @@ class SM100MLAWidenPair(SM100MLAPair):
                     cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, STORED_UNITS
                 )
         else:
-            cute.arch.setmaxregister_decrease(warps.widen_registers)
-            widen.run(cfg, args, cta.smem, cta.widener, cta.queue)
+            cute.arch.setmaxregister_decrease(warps.dequantize_registers)
+            dequantize.run(cfg, args, cta.smem, cta.dequantizer, cta.queue)
 
 
 KERNEL = SM100MLAWidenPair

@@ -24,7 +24,7 @@ from ...sync.pipelines import Slot
 from ..dequantized.tiles import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 from ..pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
 from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
-from .warp_roles import WIDEN_GROUPS
+from .warp_roles import DEQUANTIZE_GROUPS
 
 
 def load_bytes(
@@ -62,7 +62,7 @@ def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadP
     rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
     slot = at.unit
     for block in range(cfg.tiles.k_units):
-        slot = load_unit(cfg, args, smem, kv, rows, block, slot, block < WIDEN_GROUPS)
+        slot = load_unit(cfg, args, smem, kv, rows, block, slot, block < DEQUANTIZE_GROUPS)
     kv.rope.acquire(at.rope)
     mbarrier = kv.rope.get_v(at.rope)
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes

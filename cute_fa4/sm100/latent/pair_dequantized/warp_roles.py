@@ -5,7 +5,7 @@
     8        mma         64         in CTA 0 one thread issues every tcgen05.mma of both
     9        load        64         one thread issues every TMA load of this CTA
     10, 11   idle        64         the four warps of a warpgroup must execute the same `setmaxnreg`
-    12-19    `widen`     56         dequantizes 8-bit units to bf16; two warpgroups take them in turn
+    12-19    dequantize  56         dequantizes 8-bit units to bf16; two warpgroups take them in turn
 
 640 threads begin with 96 registers each: each quarter of an SM has 16,384 registers and runs five of the warps.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..dequantized.warp_roles import RowsWarpRoles
 
-WIDEN_GROUPS = 2
+DEQUANTIZE_GROUPS = 2
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RowsPairWarpRoles(RowsWarpRoles):
     """Warp ranges and the register budget of each warpgroup.
 
     >>> [RowsPairWarpRoles().role_of(w) for w in (7, 8, 9, 10, 12, 19)], RowsPairWarpRoles().threads
-    (['softmax', 'mma', 'load', 'idle', 'widen', 'widen'], 640)
+    (['softmax', 'mma', 'load', 'idle', 'dequantize', 'dequantize'], 640)
     >>> RowsPairWarpRoles().registers, 640 * 96
     (61440, 61440)
     """
@@ -31,7 +31,7 @@ class RowsPairWarpRoles(RowsWarpRoles):
     mma: range = range(8, 9)
     load: range = range(9, 10)
     idle: range = range(10, 12)
-    widen: range = range(12, 20)
+    dequantize: range = range(12, 20)
     softmax_registers: int = 152
     other_registers: int = 64
-    widen_registers: int = 56
+    dequantize_registers: int = 56

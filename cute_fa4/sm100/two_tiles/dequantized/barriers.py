@@ -1,10 +1,10 @@
 """Every mbarrier of the kernel that dequantizes in slots: who raises it, who waits, how many arrivals that takes.
 
-The barriers are those of two_tiles/barriers.py, with raw_full before kv_full, which the `widen` warps raise:
+The barriers are those of two_tiles/barriers.py, with raw_full before kv_full, which the `dequantize` warps raise:
 
 barrier   number  raised by         awaited by  means
-raw_full  4       load 1 (+ bytes)  widen       8-bit K or V is ready
-kv_full   4       widen 64          mma         the K or V tile is ready
+raw_full  4       load 1 (+ bytes)  dequantize  8-bit K or V is ready
+kv_full   4       dequantize 64     mma         the K or V tile is ready
 kv_empty  4       mma 1 (commit)    load        the slot's MMAs have completed
 
 The 64 threads of these warps also read the work queue: work_read takes 64 more arrivals.
@@ -45,10 +45,10 @@ def table(
 
 def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of two query tiles, and raw_full for rows of 8 bits."""
-    widen = every_thread(warps, "widen")
-    ready, read, _ = queue_rows(warps, (*QUEUE_READERS, "widen"))
+    dequantize = every_thread(warps, "dequantize")
+    ready, read, _ = queue_rows(warps, (*QUEUE_READERS, "dequantize"))
     changed = {
-        "kv_full": {"raised_by": (widen,)},
+        "kv_full": {"raised_by": (dequantize,)},
         "work_ready": {"awaited_by": ready.awaited_by},
         "work_read": {"raised_by": read.raised_by},
     }
@@ -56,7 +56,7 @@ def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
         "raw_full",
         KV_SLOT,
         (announced_bytes("load"),),
-        "widen",
+        "dequantize",
         "8-bit K or V is ready",
         "kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait",
     )

@@ -2,16 +2,16 @@
 
 Steady state of one CTA: the additions to two_tiles/kernel.py. A line is an issue slot, not a duration.
 
-    load     `widen`  mma             note
-    Q0 K0    .        .               rows of 8 bits: raw_full[0]
-    Q1 V0    K0       .               kv_full[0] is raised by the 64 threads that dequantize
-    K1       V0       S0 = Q0 K0      .
-    V1       K1       S1 = Q1 K0      K0's slot is free after S1
-    K2       V1       O0 = P0 V0      .
+    load     dequantize  mma             note
+    Q0 K0    .           .               rows of 8 bits: raw_full[0]
+    Q1 V0    K0          .               kv_full[0] is raised by the 64 threads that dequantize
+    K1       V0          S0 = Q0 K0      .
+    V1       K1          S1 = Q1 K0      K0's slot is free after S1
+    K2       V1          O0 = P0 V0      .
 
 Everything else is that of two_tiles/: a slot has the size for 16 bits, and the arriving data is half as large.
 
-Read next: tiles.py (where a key's row lies), `widen.py`, barriers.py (the table), two_tiles/kernel.py.
+Read next: tiles.py (where a key's row lies), dequantize.py, barriers.py (the table), two_tiles/kernel.py.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from ...operands import tma
 from ...roles import dispatch
 from ...sync.kernel_args import KernelArgs
 from ..kernel import SM100MHA2Q
-from . import widen
+from . import dequantize
 from .tiles import RAW_COLUMNS
 
 
@@ -46,8 +46,8 @@ class SM100MHAWiden2Q(SM100MHA2Q):
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
         dispatch.run(self.cfg, self.order, args, cta, warp)
-        if warp >= self.cfg.warps.widen.start:
-            widen.run(self.cfg, args, cta.smem, cta.events, cta.consumer, cta.queue)
+        if warp >= self.cfg.warps.dequantize.start:
+            dequantize.run(self.cfg, args, cta.smem, cta.events, cta.consumer, cta.queue)
 
 
 KERNEL = SM100MHAWiden2Q

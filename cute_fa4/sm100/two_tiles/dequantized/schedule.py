@@ -32,7 +32,7 @@ class SlotTwoTiles(TwoTiles):
     """The schedule of SM100MHAWiden2Q; its choices are those of TwoTiles, with exact maxima: P is fp16."""
 
     family: ClassVar[str] = "mhawiden2q"
-    extras: ClassVar[Extra] = Extra.WIDENED_KEYS
+    extras: ClassVar[Extra] = Extra.DEQUANTIZED_KEYS
     qk_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     values_apart: ClassVar[bool] = False  # the warp that would copy them dequantizes
@@ -55,13 +55,13 @@ class SlotTwoTiles(TwoTiles):
     def _not_built(self, problem: Problem) -> list[str]:
         if not is_quantized(problem.kv_dtype):
             return [
-                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(QUANTIZED)}, or "
+                f"kv_dtype={problem.kv_dtype!r}: these kernels dequantize keys: use one of {', '.join(QUANTIZED)}, or "
                 "schedule=TwoTiles()"
             ]
         why = super()._not_built(problem)
         if self.order not in SLOT_ORDERS:
             why.append(
-                f"order={self.order!r} is not built yet where keys are widened: use {' or '.join(SLOT_ORDERS)}"
+                f"order={self.order!r} is not supported where keys are dequantized: use {' or '.join(SLOT_ORDERS)}"
             )
         return why
 

@@ -6,7 +6,7 @@ warps   role        registers   work
 8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
 12      mma          40         one thread issues every tcgen05.mma
 13      load         40         claims blocks, one thread issues every TMA load
-14, 15  `widen`      40         K and V of 8 bits -> 16: a thread owns two keys of a tile
+14, 15  dequantize   40         K and V of 8 bits -> 16: a thread owns two keys of a tile
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ...blueprint.warp_roles import WarpRoles
 class SlotWarpRoles(WarpRoles):
     """The warp roles of two query tiles, whose last two warps dequantize."""
 
-    widen: range = range(14, 16)
+    dequantize: range = range(14, 16)
     scales: range = range(16, 16)  # no scales of each key
     idle: range = range(16, 16)
 
@@ -30,12 +30,12 @@ class SlotWarpRoles(WarpRoles):
         >>> SlotWarpRoles().registers, SlotWarpRoles().threads
         (65536, 512)
         """
-        return super().registers + WARP_SIZE * len(self.widen) * self.other_registers
+        return super().registers + WARP_SIZE * len(self.dequantize) * self.other_registers
 
     def role_of(self, warp: int) -> str:
         """Name of the role of a warp, as it appears in messages.
 
         >>> [SlotWarpRoles().role_of(w) for w in (0, 12, 14, 15)]
-        ['softmax 0', 'mma', 'widen', 'widen']
+        ['softmax 0', 'mma', 'dequantize', 'dequantize']
         """
-        return "widen" if warp in self.widen else super().role_of(warp)
+        return "dequantize" if warp in self.dequantize else super().role_of(warp)

@@ -1,19 +1,19 @@
 """Every mbarrier of the kernel that dequantizes RoPE columns: who raises it, who waits, how many arrivals that takes.
 
-barrier       number  raised by                     awaited by    means
-q_full        1       load 1 (+ bytes)              mma           Q is in shared memory
-q_free        1       mma 1 (commit)                load          the last S of this Q is made
-s_ready       2       mma 1 (commit)                softmax       S is made
-row_scale     2       softmax 128                   correction    the factors, or last the row sums
-p_ready       2       softmax 128 + correction 128  mma, softmax  P is stored in part, O rescaled
-p_last        2       softmax 128                   mma           the last part of P is stored
-pv_done       1       mma 1 (commit)                correction    O is complete up to here
-rope_raw      10      load 1 (+ bytes)              widen         rotary columns of 8 bits are there
-kv_full       10      load or widen 1 (+ bytes)     mma           the K or V tile is ready
-kv_empty      10      mma 1 (commit)                load          the slot's MMAs have completed
-work_ready    2       load 1                        all others    a work tile is announced
-work_read     2       all others 352                load          the announcement has been read
-work_claimed  1       load 1 (+ bytes)              load          the answer to a claim is ready
+barrier       number  raised by                       awaited by    means
+q_full        1       load 1 (+ bytes)                mma           Q is in shared memory
+q_free        1       mma 1 (commit)                  load          the last S of this Q is made
+s_ready       2       mma 1 (commit)                  softmax       S is made
+row_scale     2       softmax 128                     correction    the factors, or last the row sums
+p_ready       2       softmax 128 + correction 128    mma, softmax  P is stored in part, O rescaled
+p_last        2       softmax 128                     mma           the last part of P is stored
+pv_done       1       mma 1 (commit)                  correction    O is complete up to here
+rope_raw      10      load 1 (+ bytes)                dequantize    rotary columns of 8 bits are ready
+kv_full       10      load or dequantize 1 (+ bytes)  mma           the K or V tile is ready
+kv_empty      10      mma 1 (commit)                  load          the slot's MMAs have completed
+work_ready    2       load 1                          all others    a work tile is announced
+work_read     2       all others 352                  load          the announcement has been read
+work_claimed  1       load 1 (+ bytes)                load          the answer to a claim is ready
 
 The barriers are those of wide/barriers.py; rope_raw comes before kv_full in the slot of the last unit of K. A slot of
 the ring holds a unit of 64 columns of K or V.
@@ -54,9 +54,9 @@ def table(warps: RopeWarpRoles, kv_slots: int) -> BarrierTable:
 
 def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of mhawide, and the one for the arrival of 8-bit columns."""
-    readers = sum(map(warps.threads_of, (*QUEUE_READERS, "widen")))
+    readers = sum(map(warps.threads_of, (*QUEUE_READERS, "dequantize")))
     changed = {
-        "kv_full": {"raised_by": (Arrivals("load or widen", 1, "+ bytes"),)},
+        "kv_full": {"raised_by": (Arrivals("load or dequantize", 1, "+ bytes"),)},
         "work_ready": {"awaited_by": "all others"},
         "work_read": {"raised_by": (Arrivals("all others", readers),)},
     }
@@ -64,8 +64,8 @@ def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
         "rope_raw",
         KV_SLOT,
         (announced_bytes("load"),),
-        "widen",
-        "rotary columns of 8 bits are there",
+        "dequantize",
+        "rotary columns of 8 bits are ready",
         "kv_empty of the slot, whose MMA waits for kv_full, raised after this wait",
     )
     return changed_rows(wide.rows(warps), changed, behind={"pv_done": (rope_raw,)})

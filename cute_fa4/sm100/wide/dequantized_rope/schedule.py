@@ -31,14 +31,14 @@ class RopeTile(WideTile):
 
     family: ClassVar[str] = "mharope"
     barrier_table: ClassVar = staticmethod(barriers.table)
-    extras: ClassVar[Extra] = Extra.ROPE | Extra.WIDENED_ROPE
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.DEQUANTIZED_ROPE
 
     warps: WarpRoles = field(default_factory=RopeWarpRoles)
 
     def refusals(self, problem: Problem) -> list[str]:
         if not is_quantized(problem.rope_dtype):
             return [
-                f"rope_dtype={problem.rope_dtype!r}: this family widens columns of {' or '.join(QUANTIZED)}: use "
+                f"rope_dtype={problem.rope_dtype!r}: this family dequantizes columns of {' or '.join(QUANTIZED)}: use "
                 "schedule=TwoTiles() for those of 16 bits"
             ]
         return super().refusals(problem)

@@ -37,7 +37,7 @@ from tests.emulator.mutations.mutant import (
     Subject,
 )
 
-NAME = "d128_widened"
+NAME = "d128_dequantized"
 CONFIG = choose_config(
     qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, group=8, pack_gqa=True, write_lse=True, rows=8
 )
@@ -88,11 +88,11 @@ def planted(name, edit, meant, **why) -> Mutant:
 def waits():
     """A wait removed, or for the wrong parity."""
     for place, what in (
-        (Q_THERE, "widen does not wait for Q"),
-        (K_THERE, "widen does not wait for K"),
-        (V_THERE, "widen does not wait for V"),
-        (waits_for("k_free"), "widen does not wait for the place of K"),
-        (waits_for("v_free"), "widen does not wait for the place of V"),
+        (Q_THERE, "dequantize does not wait for Q"),
+        (K_THERE, "dequantize does not wait for K"),
+        (V_THERE, "dequantize does not wait for V"),
+        (waits_for("k_free"), "dequantize does not wait for the place of K"),
+        (waits_for("v_free"), "dequantize does not wait for the place of V"),
         (OF_SOFTMAX, "softmax does not wait for the scales of its rows"),
         (waits_for("k_wide"), "mma does not wait for K in fp16"),
         (waits_for("v_wide").first, "mma does not wait for V in fp16"),

@@ -17,7 +17,7 @@ from cute_fa4 import compile_cache, flash_attn_func, masks
 from cute_fa4.calls import repeat
 from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.choose.config import FA4Config
-from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 from tests import pairwise
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_kv, packed_q, paged_kv, run
 from tests.serving.test_masks import MASKS
@@ -63,7 +63,7 @@ KEYS = (0, 1, 127, 128, 129, 250, 400)
 
 @pytest.mark.filterwarnings("ignore")
 @pairwise.cases(
-    "widened caches: options of a call",
+    "dequantized caches: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
     commits=turns.OF_CASES,
@@ -90,7 +90,7 @@ def test_options_together_agree_with_float64(
     assert_agrees(batch, out, lse, visible=visible, sink=sinks, scales=[None, *numbers])
     [config] = asked
     assert (
-        isinstance(config.schedule, WidenedTile)
+        isinstance(config.schedule, DequantizedTile)
         and config.schedule.rows
         == (
             {1: {1: 8, 7: 8, 16: 16}, 2: {1: 8, 7: 32, 16: 32}, 40: {1: 32, 7: 32, 16: 32}}[
@@ -153,11 +153,12 @@ def test_equal_queries_of_bf16_and_fp16_have_equal_bits_and_the_variable_quantis
 @pytest.mark.parametrize(
     "rows, dtype, arch", [(32, "bf16", "sm_103a"), pytest.param(16, "fp16", "sm_100a", marks=pytest.mark.sweep)]
 )  # fmt: skip
-def test_code_has_no_spills_and_widens_two_numbers_an_instruction(rows, dtype, arch):
+def test_code_has_no_spills_and_dequantizes_two_numbers_an_instruction(rows, dtype, arch):
     """Of a thread: 128 columns of K and 128 of V."""
     cfg = FA4Config(
         qkv_dtype=dtype, kv_dtype="e4m3", descales="kv", qk_depth=128, group=8, pack_gqa=True, kv_layout="paged",
-        page_size=16, seqused_k=True, write_lse=True, mask=masks.Causal(), arch=arch, schedule=WidenedTile(rows=rows),
+        page_size=16, seqused_k=True, write_lse=True, mask=masks.Causal(), arch=arch,
+        schedule=DequantizedTile(rows=rows),
     )  # fmt: skip
     ptx, cubin = compile_artifacts(cfg)
     assert not re.search(r"\.local\b", ptx) and nvdisasm.resources(cubin).stack_bytes == 0

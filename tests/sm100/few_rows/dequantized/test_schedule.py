@@ -1,4 +1,4 @@
-"""WidenedTile: what it lays out against hand-derived numbers, its tables against their documentation, its refusals."""
+"""DequantizedTile: its layout against hand-derived numbers, its tables against their documentation, its refusals."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
 from cute_fa4.sm100.choose.choose_config import choose_config, config_for
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.few_rows.dequantized import barriers
-from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
 COUNTS = dict(
@@ -17,7 +17,7 @@ COUNTS = dict(
 
 
 def config(rows=16, **choices) -> FA4Config:
-    return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=WidenedTile(rows=rows))
+    return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=DequantizedTile(rows=rows))
 
 
 def test_arrival_counts_and_the_tables_of_the_docstring():
@@ -75,7 +75,7 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 
 def test_what_calls_ask_for_and_who_refuses_it():
     asked = dict(qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, descales="kv")
-    assert choose_config(**asked, rows=32).schedule == WidenedTile(
+    assert choose_config(**asked, rows=32).schedule == DequantizedTile(
         rows=32, rescale_log2=8.0, claims=True, dependent_launch=True
     )
     for family in ("mha2q", "mha1q", "mhaswap", "mhapair", "mhawide"):

@@ -94,12 +94,21 @@ def planted(name, edit, meant, **why) -> Mutant:
 def waits():
     """A wait removed, or for the wrong parity."""
     for place, what in (
-        (FIRST, "widen does not wait for the first slab"),
-        (LAST, "widen does not wait for the last slab"),
-        (K_PLACE.first, "widen does not wait for the place of the third slab in tensor memory"),
-        (K_PLACE.last, "widen does not wait for the place of the last slab in tensor memory"),
-        (V_PLACE.first, "widen does not wait for the place of the first slab in shared memory"),
-        (V_PLACE.last, "widen does not wait for the place of the second slab in shared memory"),
+        (FIRST, "dequantize does not wait for the first slab"),
+        (LAST, "dequantize does not wait for the last slab"),
+        (
+            K_PLACE.first,
+            "dequantize does not wait for the place of the third slab in tensor memory",
+        ),
+        (K_PLACE.last, "dequantize does not wait for the place of the last slab in tensor memory"),
+        (
+            V_PLACE.first,
+            "dequantize does not wait for the place of the first slab in shared memory",
+        ),
+        (
+            V_PLACE.last,
+            "dequantize does not wait for the place of the second slab in shared memory",
+        ),
         (waits_for("slab_wide").first, "mma does not wait for the first slab"),
         (waits_for("slab_wide").last, "mma does not wait for the last slab"),
         (waits_for("rope_full"), "mma does not wait for the rotary columns"),
@@ -110,7 +119,7 @@ def waits():
         (FIRST, "the first slab"),
         (K_PLACE.first, "the first place in tensor memory"),
         (V_PLACE.first, "the first place in shared memory"),
-        (waits_for("slab_wide").last, "the last slab widened"),
+        (waits_for("slab_wide").last, "the last slab dequantized"),
     ):
         edit = replace(place, FLIPPED_PARITY)
         yield planted(f"the other parity of {what} is waited for", edit, EARLY_OR_HANG)
@@ -156,7 +165,7 @@ def order():
         "no proxy fence behind V",
         delete(fence),
         (),
-        equivalent="the softmax's, behind P, follows S, which follows all that was widened",
+        equivalent="the softmax's, behind P, follows S, which follows all that was dequantized",
     )
     stored = lines("kernel", WAIT_ST).behind(FIRST).first
     yield planted("no wait for K in tensor memory", delete(stored), (*ORDER, *IN_FLIGHT))

@@ -45,7 +45,7 @@ PIECE = r"ld\.shared\.v4\.b32 \{(\S+), (\S+), (\S+), (\S+)\}, \[(\S+)\];"
 LINE = r"st\.shared\.v4\.b32 (\[\S+\]), \{(.*), (.*), (.*), (.*)\};"
 
 # In the dequantization, from the end of the text: two waits of its drain and one for work are after these.
-OF_WIDEN = {
+OF_DEQUANTIZE = {
     "the place of the second unit": -4, "the second unit as it is stored": -5,
     "the place of the first unit": -6, "the first unit as it is stored": -7,
 }  # fmt: skip
@@ -86,10 +86,12 @@ def planted(name, edit, meant, **why) -> Mutant:
 
 def waits():
     """A wait removed, or for the wrong parity."""
-    for what, n in OF_WIDEN.items():
-        yield planted(f"widen does not wait for {what}", edited(WAIT, n, PASSED), EARLY_OR_HANG)
+    for what, n in OF_DEQUANTIZE.items():
+        yield planted(
+            f"dequantize does not wait for {what}", edited(WAIT, n, PASSED), EARLY_OR_HANG
+        )
         other = edited(WAIT, n, FLIPPED)
-        yield planted(f"widen waits for the other parity of {what}", other, EARLY_OR_HANG)
+        yield planted(f"dequantize waits for the other parity of {what}", other, EARLY_OR_HANG)
     for what, n in OF_LOAD.items():
         if "first unit of K" in what:
             continue  # of two key tiles its slot is another one each time

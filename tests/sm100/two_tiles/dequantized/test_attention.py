@@ -54,7 +54,7 @@ def cached(batch: Batch, dtype: torch.dtype) -> Batch:
 
 @pytest.mark.filterwarnings("ignore")
 @pairwise.cases(
-    "keys widened in slots: options of a call",
+    "keys dequantized in slots: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
     commits=turns.OF_CASES,

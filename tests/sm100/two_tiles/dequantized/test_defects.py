@@ -9,7 +9,7 @@ import pytest
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
-from cute_fa4.sm100.two_tiles.dequantized import widen
+from cute_fa4.sm100.two_tiles.dequantized import dequantize
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_q, paged_kv, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
@@ -53,7 +53,7 @@ def of_keys(change):
     return lambda made: lambda cfg, line, first, is_v: made(cfg, *change(line, first), is_v)
 
 
-# name -> (function of `widen`, the change)
+# name -> (function of `dequantize`, the change)
 DEFECTS = {
     "no fence before the tensor core": ("complete", without_fence),
     "the fence comes late": ("complete", fence_behind),
@@ -63,12 +63,12 @@ DEFECTS = {
     "the parity of the other turn": (
         "await_raw", lambda made: lambda events, at: events.raw_full.wait(at.index, at.phase ^ 1),
     ),
-    "half of the keys": ("widen_key", of_keys(lambda line, first: (line, 0))),
+    "half of the keys": ("dequantize_key", of_keys(lambda line, first: (line, 0))),
     "rows without their swizzle": ("line_of", lambda made: lambda address, key: address + key * 128),
     "rows of the next key": ("line_of", lambda made: lambda address, key: made(address, key ^ 1)),
-    "V as K": ("widen_key", lambda made: lambda cfg, line, first, is_v: made(cfg, line, first, False)),
-    "K as V": ("widen_key", lambda made: lambda cfg, line, first, is_v: made(cfg, line, first, True)),
-    "another dtype of 8 bits": ("widened", lambda made: lambda words, dtype: made(words, "e5m2")),
+    "V as K": ("dequantize_key", lambda made: lambda cfg, line, first, is_v: made(cfg, line, first, False)),
+    "K as V": ("dequantize_key", lambda made: lambda cfg, line, first, is_v: made(cfg, line, first, True)),
+    "another dtype of 8 bits": ("as_fp16", lambda made: lambda words, dtype: made(words, "e5m2")),
 }  # fmt: skip
 # The thread of the next key converts it in its place: only the thread differs.
 EQUIVALENT = ("rows of the next key",)
@@ -80,6 +80,6 @@ QUICK = ("no fence before the tensor core", "rows are not awaited")
 )  # fmt: skip
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     attribute, change = DEFECTS[name]
-    monkeypatch.setattr(widen, attribute, change(getattr(widen, attribute)))
+    monkeypatch.setattr(dequantize, attribute, change(getattr(dequantize, attribute)))
     right = [is_right(*schedule) for schedule in SCHEDULES]
     assert all(right) if name in EQUIVALENT else not all(right), right

@@ -104,11 +104,11 @@ def test_the_tables_in_the_docstring_are_those_in_the_code():
     assert reuse_text(table.rows) in barriers.__doc__
 
 
-def test_two_warps_widen_that_are_idle_elsewhere():
+def test_two_warps_dequantize_that_are_idle_elsewhere():
     """So the registers of the launch are as many, and setmaxnreg has the same warpgroups."""
     roles, wide = RopeWarpRoles(), WideWarpRoles()
     assert (roles.threads, roles.registers) == (wide.threads, wide.registers)
-    assert [roles.role_of(warp) for warp in wide.idle] == ["widen", "widen"]
+    assert [roles.role_of(warp) for warp in wide.idle] == ["dequantize", "dequantize"]
 
 
 def test_it_is_chosen_by_the_dtype_and_refuses_others():
@@ -124,7 +124,7 @@ def test_it_is_chosen_by_the_dtype_and_refuses_others():
     for changes, schedule, remedy in (
         (dict(rope_dtype=None), RopeTile(), "schedule=TwoTiles()"),
         ({}, TwoTiles(), "schedule=RopeTile()"),
-        (dict(rope_depth=40), RopeTile(), "behind a multiple of 64"),
+        (dict(rope_depth=40), RopeTile(), "after a multiple of 64"),
         (
             dict(scale_dtype="bf16"),
             RopeTile(),

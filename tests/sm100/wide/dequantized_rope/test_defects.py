@@ -11,8 +11,8 @@ from cutlass import Float32, Int32
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
 from cute_fa4.sm100.steps.store import PIECE_BYTES
-from cute_fa4.sm100.wide.dequantized_rope import kernel, widen
-from cute_fa4.sm100.wide.dequantized_rope.kernel import Widened
+from cute_fa4.sm100.wide.dequantized_rope import dequantize, kernel
+from cute_fa4.sm100.wide.dequantized_rope.kernel import Dequantized
 from cute_fa4.sm100.work import scales
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import assert_agrees
@@ -32,7 +32,9 @@ def is_right(mode: str, seed: int) -> bool:
 
 
 def without_fence(made):
-    return lambda threads: cute.arch.barrier(barrier_id=widen.WIDENED, number_of_threads=threads)
+    return lambda threads: cute.arch.barrier(
+        barrier_id=dequantize.DEQUANTIZED, number_of_threads=threads
+    )
 
 
 def without_the_other_warp(made):
@@ -42,21 +44,21 @@ def without_the_other_warp(made):
 def piece_by_piece(made):
     """Loads a piece of eight bits when others have been stored over it."""
 
-    def widen_key(cfg, address, key, *scale):
-        load = widen.load_piece
+    def dequantize_key(cfg, address, key, *scale):
+        load = dequantize.load_piece
         first = []
 
         def late(at):
             first.append(at)
             return load(first[0])
 
-        widen.load_piece = late
+        dequantize.load_piece = late
         try:
             made(cfg, address, key, *scale)
         finally:
-            widen.load_piece = load
+            dequantize.load_piece = load
 
-    return widen_key
+    return dequantize_key
 
 
 def announced_at_the_slot(made):
@@ -70,48 +72,49 @@ def of_scales(change):
 
 # name -> (whose attribute, which, the change)
 DEFECTS = {
-    "no fence before the tensor core": (widen, "complete", without_fence),
-    "one warp does not wait for the other": (widen, "complete", without_the_other_warp),
-    "the columns are not awaited": (widen, "await_raw", lambda made: lambda *given: None),
-    "the parity stays": (widen, "turned", lambda made: lambda phases, at: phases),
+    "no fence before the tensor core": (dequantize, "complete", without_fence),
+    "one warp does not wait for the other": (dequantize, "complete", without_the_other_warp),
+    "the columns are not awaited": (dequantize, "await_raw", lambda made: lambda *given: None),
+    "the parity stays": (dequantize, "turned", lambda made: lambda phases, at: phases),
     "the parity of another slot": (
-        widen, "turned", lambda made: lambda phases, at: phases ^ (Int32(2) << at.index),
+        dequantize, "turned", lambda made: lambda phases, at: phases ^ (Int32(2) << at.index),
     ),
     "the next unit": (
-        widen, "further", lambda made: lambda at, number, slots: made(at, number - 1, slots),
+        dequantize, "further", lambda made: lambda at, number, slots: made(at, number - 1, slots),
     ),
-    "pieces are those of the first": (widen, "widen_key", piece_by_piece),
+    "pieces are those of the first": (dequantize, "dequantize_key", piece_by_piece),
     "keys of another row": (
-        widen, "widen_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key ^ 64, scale),
+        dequantize, "dequantize_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key ^ 64, scale),
     ),
     "every key by its neighbour": (
-        widen, "widen_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key | 1, scale),
+        dequantize, "dequantize_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key | 1, scale),
     ),
     "half of the keys": (
-        widen, "widen_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key & 63, scale),
+        dequantize, "dequantize_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key & 63, scale),
     ),
-    "numbers of fp16": (widen.row_math, "pack", lambda made: lambda values, dtype: made(values, "fp16")),
+    "numbers of fp16": (dequantize.row_math, "pack", lambda made: lambda values, dtype: made(values, "fp16")),
     "another dtype of 8 bits": (
-        widen, "widened", lambda made: lambda words, dtype: made(words, "e5m2"),
+        dequantize, "as_fp16", lambda made: lambda words, dtype: made(words, "e5m2"),
     ),
     "no scale": (
-        widen, "widen_key", lambda made: lambda cfg, address, key, scale: made(cfg, address, key, Float32(1.0)),
+        dequantize, "dequantize_key",
+        lambda made: lambda cfg, address, key, scale: made(cfg, address, key, Float32(1.0)),
     ),
-    "scales of the tile before": (widen, "scales_of", of_scales(lambda n, end, thread: (n - 1, end, thread))),
-    "scales of the next key": (widen, "scales_of", of_scales(lambda n, end, thread: (n, end, thread + 1))),
+    "scales of the tile before": (dequantize, "scales_of", of_scales(lambda n, end, thread: (n - 1, end, thread))),
+    "scales of the next key": (dequantize, "scales_of", of_scales(lambda n, end, thread: (n, end, thread + 1))),
     "scales of every tile are those of the first": (
-        widen, "scales_of", of_scales(lambda n, end, thread: (Int32(0), end, thread)),
+        dequantize, "scales_of", of_scales(lambda n, end, thread: (Int32(0), end, thread)),
     ),
-    "no scales in the last tile": (widen, "scales_of", of_scales(lambda n, end, thread: (n, end - 1, thread))),
+    "no scales in the last tile": (dequantize, "scales_of", of_scales(lambda n, end, thread: (n, end - 1, thread))),
     "scales of pages in order": (
         scales, "_entry_of_table", lambda made: lambda table, row, page, exists: page,
     ),
     "scales of the first sequence": (
         scales, "_entry_of_table", lambda made: lambda table, row, page, exists: made(table, Int32(0), page, exists),
     ),
-    "announced at the slot": (Widened, "announced", announced_at_the_slot),
+    "announced at the slot": (Dequantized, "announced", announced_at_the_slot),
     "half of the bytes": (
-        Widened, "announced",
+        Dequantized, "announced",
         lambda made: lambda self, cfg, events, kv, at, unit: kv.get_v(at)
         if unit < cfg.tiles.k_units - 1
         else events.rope_raw.arrive_and_expect(at.index, cfg.tiles.kv_slot_bytes // 2),

@@ -16,7 +16,7 @@ from cute_fa4.dtypes import row_of
 
 from ...blueprint.chip import WARP_SIZE
 from ...steps import row_math
-from ...steps.pieces import load_piece, numbers_of, widened
+from ...steps.pieces import as_fp16, load_piece, numbers_of
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
@@ -41,7 +41,7 @@ def piece_of(line, number: int, offset: int):
     return (line ^ number * PIECE_BYTES) + offset
 
 
-def widen_key(cfg, line, first_byte: int, is_v: bool):
+def dequantize_key(cfg, line, first_byte: int, is_v: bool):
     """Dequantize the row of a key. line: from line_of, first_byte: from there to the line of the key in the tile."""
     dtype = cfg.v_dtype if is_v else cfg.qkv_dtype
     tile, raw = cfg.tiles.wide_tile(is_v), first_byte + cfg.tiles.raw_offset(is_v)
@@ -51,7 +51,7 @@ def widen_key(cfg, line, first_byte: int, is_v: bool):
             words += load_piece(piece_of(line, chunk * PIECES // 2 + piece, raw))
         for piece in range(PIECES):
             part = words[WORDS_OF_PIECE * piece : WORDS_OF_PIECE * (piece + 1)]
-            found = widened(part, cfg.kv_dtype)
+            found = as_fp16(part, cfg.kv_dtype)
             if dtype != row_of(cfg.kv_dtype).dequantized_to:
                 found = row_math.pack(numbers_of(found), dtype)
             store_piece(piece_of(line, piece, first_byte + chunk * tile.chunk_bytes), found)
@@ -68,7 +68,7 @@ def complete(kv: KVConsumerPipeline, at: Slot):
 
 
 @cute.jit
-def widen_tile(
+def dequantize_tile(
     cfg: cutlass.Constexpr,
     smem: Smem,
     events: Events,
@@ -80,8 +80,8 @@ def widen_tile(
     """Dequantize K or V of a key tile; -> the next slot."""
     await_raw(events, at)
     line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
-    for first in cutlass.range_constexpr(0, cfg.tiles.BN, cfg.warps.threads_of("widen")):
-        widen_key(cfg, line, first * LINE_BYTES, is_v)
+    for first in cutlass.range_constexpr(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
+        dequantize_key(cfg, line, first * LINE_BYTES, is_v)
     complete(kv, at)
     return at.next(kv.slots)
 
@@ -97,12 +97,12 @@ def run(
 ):
     """Every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
-    thread = thread - WARP_SIZE * cfg.warps.widen.start
+    thread = thread - WARP_SIZE * cfg.warps.dequantize.start
     at, number = Slot(Int32(0), Int32(0)), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for _ in cutlass.range(count, unroll=1):
-            at = widen_tile(cfg, smem, events, kv, at, thread, False)
-            at = widen_tile(cfg, smem, events, kv, at, thread, True)
+            at = dequantize_tile(cfg, smem, events, kv, at, thread, False)
+            at = dequantize_tile(cfg, smem, events, kv, at, thread, True)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count

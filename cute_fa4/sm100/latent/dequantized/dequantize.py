@@ -19,7 +19,7 @@ from cutlass import Float32, Int32
 from ...blueprint.chip import WARP_SIZE
 from ...instructions import tensor_memory
 from ...steps import row_math
-from ...steps.pieces import WORDS, load_piece, numbers_of, widened
+from ...steps.pieces import WORDS, as_fp16, load_piece, numbers_of
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
@@ -47,12 +47,12 @@ def read_slab(cfg, smem: Smem, slot, key, half) -> list:
     return words
 
 
-def widen_slab(cfg, words: list, scale, key, k_address, v_address):
+def dequantize_slab(cfg, words: list, scale, key, k_address, v_address):
     """Dequantize this thread's values of a slab into the key's lane of tensor memory and its line in a chunk of V."""
     tile = cfg.tiles.slab_tile(walks_keys=True)
     for first in range(0, HALF, NUMBERS):
         at = first // 4
-        numbers = numbers_of(widened(words[at : at + WORDS_AT_ONCE], cfg.kv_dtype))
+        numbers = numbers_of(as_fp16(words[at : at + WORDS_AT_ONCE], cfg.kv_dtype))
         wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
         tensor_memory.store(k_address + first // 2, wide)
         for piece in range(NUMBERS // NUMBERS_OF_PIECE):
@@ -100,7 +100,7 @@ def key_tile(
         tensor_memory.fence_after()
         k_address = tmem + cfg.schedule.k_columns(cfg)[buffer] + half * (HALF // COLUMNS_OF_COLUMN)
         v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes + half * v_chunk
-        widen_slab(cfg, words, scales[i], key, k_address, v_address)
+        dequantize_slab(cfg, words, scales[i], key, k_address, v_address)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
         if cutlass.const_expr(i == cfg.tiles.slabs - 1):  # V is not read before all of K
@@ -122,7 +122,7 @@ def run(
     """Process every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
     key = thread % cfg.tiles.BN  # the number of a warp selects its lanes of tensor memory
-    half = (thread - cfg.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
+    half = (thread - cfg.warps.dequantize.start * WARP_SIZE) // cfg.tiles.BN
     place = Place(key, half)
     at = Slot(Int32(0), Int32(0))
     tile, number = Int32(0), Int32(0)

@@ -24,7 +24,7 @@ from cute_fa4.layouts.scalars import choose
 from ...blueprint.chip import WARP_SIZE
 from ...pair.sync import PairProducer, arrive_at_leader
 from ...steps import row_math
-from ...steps.pieces import WORDS, load_piece, numbers_of, widened
+from ...steps.pieces import WORDS, as_fp16, load_piece, numbers_of
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
@@ -32,7 +32,7 @@ from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
 from ..dequantized.tiles import SCALE_LINE_BYTES, WIDE_BYTES
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
-from .warp_roles import WIDEN_GROUPS
+from .warp_roles import DEQUANTIZE_GROUPS
 
 HALF = UNIT_COLUMNS // 2  # columns of a unit per thread
 NUMBERS = 32  # at a time: two pieces in 8 bits, four in bf16
@@ -50,7 +50,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Widener:
+class Dequantizer:
     """The dequantize warps' end of both rings; slot counts are even, so each warpgroup has its own slots."""
 
     stored: KVConsumerPipeline
@@ -64,13 +64,13 @@ class Widener:
     def next(self, at: Position) -> Position:
         """The position after this unit and that of the other warpgroup."""
         stored, wide = at.stored, at.wide
-        for _ in range(WIDEN_GROUPS):
+        for _ in range(DEQUANTIZE_GROUPS):
             stored, wide = stored.next(self.stored.slots), wide.next(self.wide.slots)
         return Position(stored, wide)
 
     def drain(self, at: Position):
         """Wait for the last commits of CTA 0 on this warpgroup's slots: the CTA must not exit before them."""
-        for _ in range(self.wide.slots // WIDEN_GROUPS):
+        for _ in range(self.wide.slots // DEQUANTIZE_GROUPS):
             self.wide.acquire(at.wide)
             at = self.next(at)
 
@@ -86,7 +86,7 @@ class Place:
     @staticmethod
     def here(cfg) -> "Place":
         thread, _, _ = cute.arch.thread_idx()
-        thread = thread - cfg.warps.widen.start * WARP_SIZE
+        thread = thread - cfg.warps.dequantize.start * WARP_SIZE
         number = thread // UNIT_KEYS
         return Place(thread % UNIT_KEYS, number % CHUNKS, number // CHUNKS)
 
@@ -115,7 +115,7 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
     tile = cfg.tiles.k_tile
     chunk = address + place.half * tile.chunk_bytes
     for first in range(0, HALF, NUMBERS):
-        numbers = numbers_of(widened(words[first // 4 :][:WORDS_AT_ONCE], cfg.kv_dtype))
+        numbers = numbers_of(as_fp16(words[first // 4 :][:WORDS_AT_ONCE], cfg.kv_dtype))
         wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
         for piece in range(len(wide) // WORDS):
             column = first + piece * PIECE_BYTES // WIDE_BYTES
@@ -123,10 +123,10 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
             store_piece(chunk + tile.offset(place.key, column), four)
 
 
-def two_units(cfg, smem: Smem, rings: Widener, at: Position, place: Place, second) -> Position:
+def two_units(cfg, smem: Smem, rings: Dequantizer, at: Position, place: Place, second) -> Position:
     """Dequantize this warpgroup's two of four units, which have the same keys. second: their column blocks are odd."""
     scales: list = []
-    for i in range(UNITS // WIDEN_GROUPS):
+    for i in range(UNITS // DEQUANTIZE_GROUPS):
         rings.stored.wait(at.stored)
         stored = smem.stored_address + at.stored.index * cfg.tiles.stored_bytes
         words = read_unit(cfg, stored, place)
@@ -148,7 +148,7 @@ def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
-    rings: Widener,
+    rings: Dequantizer,
     queue: WorkQueue,
 ):
     """Process every work tile: K of a key tile, then V of the previous one; at the end also V of the last one."""

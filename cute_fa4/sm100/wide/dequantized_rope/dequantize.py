@@ -24,7 +24,7 @@ from cute_fa4.layouts.scalars import choose
 
 from ...blueprint.chip import SWIZZLE_BYTES, WARP_SIZE
 from ...steps import rope_rows, row_math
-from ...steps.pieces import WORDS, load_piece, numbers_of, widened
+from ...steps.pieces import WORDS, as_fp16, load_piece, numbers_of
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
@@ -33,7 +33,7 @@ from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from .. import units
 
-WIDENED = 3  # named barrier of the two warps; 0 to 2 are others' (kernel.py, steps/store.py)
+DEQUANTIZED = 3  # named barrier of the two warps; 0 to 2 are others' (kernel.py, steps/store.py)
 COLUMNS = BF16.elements_in(PIECE_BYTES)  # of a piece of 16 bits
 
 
@@ -63,17 +63,17 @@ def firsts_of_threads(cfg) -> range:
 
 
 def threads_of(cfg) -> int:
-    return WARP_SIZE * len(cfg.warps.widen)
+    return WARP_SIZE * len(cfg.warps.dequantize)
 
 
-def widen_key(cfg, address, key, scale=None):
+def dequantize_key(cfg, address, key, scale=None):
     """Dequantize the line of a key in the slot at this shared address; scale: multiplies its numbers."""
     raw = KMajorTile(cfg.tiles.BN, SWIZZLE_BYTES, 8)
     wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, cfg.tiles.bits)
     words = []
     for column in range(0, cfg.tiles.swizzle_granule, PIECE_BYTES):
         words += load_piece(address + raw.offset(key, column))
-    found = widened(words, cfg.rope_dtype)
+    found = as_fp16(words, cfg.rope_dtype)
     if scale is not None:
         found = row_math.pack([x * scale for x in numbers_of(found)], cfg.qkv_dtype)
     elif cfg.qkv_dtype != row_of(cfg.rope_dtype).dequantized_to:
@@ -95,11 +95,11 @@ def turned(phases: Int32, at: Slot) -> Int32:
 def complete(threads: int):
     """Both warps have written their lines; the tensor core may read them once one thread has signaled it."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=WIDENED, number_of_threads=threads)
+    cute.arch.barrier(barrier_id=DEQUANTIZED, number_of_threads=threads)
 
 
 @cute.jit
-def widen_unit(
+def dequantize_unit(
     cfg: cutlass.Constexpr,
     smem: Smem,
     events: Events,
@@ -116,7 +116,7 @@ def widen_unit(
     await_raw(events, at, phases)
     address = smem.kv_address + at.index * cfg.tiles.kv_slot_bytes
     for turn, first in enumerate(firsts_of_threads(cfg)):
-        widen_key(cfg, address, thread + first, *held[turn : turn + 1])
+        dequantize_key(cfg, address, thread + first, *held[turn : turn + 1])
     complete(threads_of(cfg))
     if thread == 0:
         cute.arch.mbarrier_arrive(kv.full + at.index)
@@ -134,7 +134,7 @@ def run(
 ):
     """Every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
-    thread = thread - WARP_SIZE * cfg.warps.widen.start
+    thread = thread - WARP_SIZE * cfg.warps.dequantize.start
     k_units, v_units = cfg.tiles.k_units, cfg.tiles.v_units
     at, phases, number = units.first(), Int32(0), Int32(0)
     work = queue.next(cfg, args, number)
@@ -144,7 +144,7 @@ def run(
         for n in cutlass.range(first, end, unroll=1):
             ahead = scales_of(cfg, args, work, n + 1, end, thread)
             at = further(at, k_units - 1, kv.slots)
-            phases = widen_unit(cfg, smem, events, kv, at, phases, thread, held)
+            phases = dequantize_unit(cfg, smem, events, kv, at, phases, thread, held)
             held = ahead
             at = at.next(kv.slots)
             if n > first:

@@ -1,10 +1,11 @@
-"""The `widen` warps: 8-bit K and V from the ring -> fp16 where the MMA reads them. A thread owns a key.
+"""The `dequantize` warps: K and V of 8 or 4 bits from the ring -> fp16 where the MMA reads them. A thread owns a key.
 
     K     the key's lane of tensor memory, two columns of K per column: no write to shared memory and no read from it
     V     the key's line in shared memory, as TMA would have written it
 
 Per key tile, a thread does 2 loads of 16 bytes for 32 columns, one conversion for two elements, and one store of 16
-bytes for 8 columns of V. Every work tile starts with Q (queries.py). A slot of the ring is free once it has been read.
+bytes for 8 columns of V. Columns of 4 bits are half the loads, and each word is multiplied by the scale of its block
+(blocks.py). Every work tile starts with Q (queries.py). A slot of the ring is free once it has been read.
 """
 
 import cutlass
@@ -12,33 +13,39 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...instructions import tensor_memory
-from ...steps.pieces import WORDS, load_piece, widened
+from ...steps.pieces import WORDS, as_fp16, load_piece
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
-from . import queries
+from . import blocks, queries
 
-COLUMNS = PIECE_BYTES  # of K or V in a piece of the ring
-PIECES_OF_STORE = 4  # of K: 32 columns of tensor memory
+COLUMNS_OF_STORE = 64  # of K: 32 columns of tensor memory
+COLUMNS_OF_LINE = PIECE_BYTES // 2  # of V in a piece of its line
 
 
-def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int) -> list:
-    """Columns of a key as words of two fp16: `number` pieces from piece `first` on."""
+def columns_of_piece(cfg) -> int:
+    """Columns of K or V in a piece of the ring."""
+    return PIECE_BYTES * cfg.in_element
+
+
+def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int, of_key: list | None) -> list:
+    """Columns of a key as words of two fp16: `number` pieces from piece `first` on. of_key: scales of its blocks."""
     tile, words = cfg.tiles.ring_tile, []
     address = smem.kv_address + slot * cfg.tiles.kv_slot_bytes
     for piece in range(first, first + number):
-        words += load_piece(address + tile.offset(key, piece * COLUMNS))
-    return widened(words, cfg.kv_dtype)
+        words += load_piece(address + tile.offset(key, piece * PIECE_BYTES))
+    return blocks.scaled(cfg, as_fp16(words, cfg.kv_dtype), of_key, first * columns_of_piece(cfg))
 
 
-def widen_k(cfg, smem: Smem, slot, key, k_address):
+def dequantize_k(cfg, smem: Smem, slot, key, k_address, of_key: list | None):
     """K of a key to its lane: the columns that the MMA contracts."""
-    pieces = cfg.tiles.qk_mma_shape[2] // COLUMNS
-    for first in range(0, pieces, PIECES_OF_STORE):
-        words = read_pieces(cfg, smem, slot, key, first, min(PIECES_OF_STORE, pieces - first))
+    columns = columns_of_piece(cfg)
+    pieces, at_once = cfg.tiles.qk_mma_shape[2] // columns, COLUMNS_OF_STORE // columns
+    for first in range(0, pieces, at_once):
+        words = read_pieces(cfg, smem, slot, key, first, min(at_once, pieces - first), of_key)
         for part, column in powers_of_two(len(words)):
-            at = k_address + first * COLUMNS // 2 + column
+            at = k_address + first * columns // 2 + column
             tensor_memory.store(at, words[column : column + part])
     tensor_memory.wait_store()
     tensor_memory.fence_before()
@@ -58,14 +65,14 @@ def powers_of_two(number: int) -> list:
     return out
 
 
-def widen_v(cfg, smem: Smem, slot, key, v_address):
+def dequantize_v(cfg, smem: Smem, slot, key, v_address, of_key: list | None):
     """V of a key to its line, with the padding of the depth, which is zeros."""
-    tile = cfg.tiles.v_tile
-    for piece in range(cfg.tiles.padded_ov_depth // COLUMNS):
-        words = read_pieces(cfg, smem, slot, key, piece, 1)
-        for half in range(2):
-            column = piece * COLUMNS + half * COLUMNS // 2
-            part = words[WORDS * half : WORDS * (half + 1)]
+    tile, columns = cfg.tiles.v_tile, columns_of_piece(cfg)
+    for piece in range(cfg.tiles.padded_ov_depth // columns):
+        words = read_pieces(cfg, smem, slot, key, piece, 1, of_key)
+        for stored in range(columns // COLUMNS_OF_LINE):
+            column = piece * columns + stored * COLUMNS_OF_LINE
+            part = words[WORDS * stored : WORDS * (stored + 1)]
             store_piece(v_address + tile.offset(key, column), part)
     cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -79,21 +86,24 @@ def key_tile(
     kv: KVConsumerPipeline,
     at: Slot,
     tile: Int32,
-    key: Int32,
+    mine: blocks.Key,
 ) -> Slot:
     """K and V of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
+    key = mine.key
     buffer, free = tile & 1, (tile >> 1 & 1) ^ 1
     first, second = cfg.schedule.k_columns(cfg)
     kv.wait(at)
     events.k_free.wait(buffer, free)
     tensor_memory.fence_after()
-    widen_k(cfg, smem, at.index, key, tmem + first + buffer * (second - first))
+    of_k = None if cutlass.const_expr(mine.scales is None) else blocks.factors(mine.scales.of_k)
+    dequantize_k(cfg, smem, at.index, key, tmem + first + buffer * (second - first), of_k)
     cute.arch.mbarrier_arrive(kv.empty + at.index)
     events.k_wide.arrive(buffer)
     at = at.next(kv.slots)
     kv.wait(at)
     events.v_free.wait(buffer, free)
-    widen_v(cfg, smem, at.index, key, smem.v_address + buffer * cfg.tiles.v_tile.nbytes)
+    of_v = None if cutlass.const_expr(mine.scales is None) else blocks.factors(mine.scales.of_v)
+    dequantize_v(cfg, smem, at.index, key, smem.v_address + buffer * cfg.tiles.v_tile.nbytes, of_v)
     cute.arch.mbarrier_arrive(kv.empty + at.index)
     events.v_wide.arrive(buffer)
     return at.next(kv.slots)
@@ -114,17 +124,19 @@ def run(
     key = thread % cfg.tiles.BN  # the warp number determines its lanes of tensor memory
     at = Slot(Int32(0), Int32(0))
     tile, number, of_q = Int32(0), Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        if count > 0:
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        if work.tiles.count > 0:
             events.q_full.wait(0, of_q & 1)
             if cutlass.const_expr(cfg.tiles.rows_have_scales):
-                queries.widen(cfg, smem, key, of_q)
+                queries.to_fp16(cfg, smem, key, of_q)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 events.q_wide.arrive(of_q & 1)
             of_q = of_q + 1
-        for _ in cutlass.range(count, unroll=1):
-            at = key_tile(cfg, smem, tmem, events, kv, at, tile, key)
-            tile = tile + 1
+        of_key = blocks.begin(cfg, args, work, key)
+        for n in cutlass.range(work.tiles.count, unroll=1):
+            ahead = blocks.read(cfg, args, work, key, work.tiles.first + n + 1, of_key)
+            at = key_tile(cfg, smem, tmem, events, kv, at, tile, blocks.Key(key, of_key))
+            tile, of_key = tile + 1, ahead
         number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        work = queue.next(cfg, args, number)

@@ -1,0 +1,46 @@
+"""Caches of 4 bits (NVFP4): two numbers an element, so that a row of k or v has half as many elements as columns."""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.dtypes import BF16, DTYPES, E2M1, OPERANDS, names_of
+from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP4
+
+BYTES = DTYPES[E2M1.element].torch  # two numbers an element
+PAIRS = E2M1.torch  # torch's own dtype of the same bytes, which few of its functions take
+KEY_DTYPE_NAMES = names_of(OPERANDS) | {BYTES: E2M1.name}  # of k and v
+# Remedies where a head dim has no kernel.
+PADDING = {
+    "q": "of q and k together; pad both with zeros to the next of them and pass softmax_scale",
+    "v": "of v and out; pad v with zeros to the next of them and drop these columns of out",
+}
+
+
+def columns_of(keys: torch.Tensor) -> int:
+    """Numbers in a row of k or v."""
+    return keys.shape[-1] * DTYPES[KEY_DTYPE_NAMES.get(keys.dtype, BF16.name)].in_byte
+
+
+def refuse_new_rows(cache: torch.Tensor) -> None:
+    if cache.dtype is BYTES:
+        raise NotImplementedError(
+            f"k_cache: {BYTES} (4 bits) with new rows, whose append is not supported; accepted: no new rows; write the "
+            "codes and scales that cute_fa4.nvfp4.quantize makes of them into the caches before the call"
+        )
+
+
+def check_columns(q, k, v) -> None:
+    """Head dims over caches of 4 bits."""
+    head_dim = q.shape[-1]
+    if columns_of(k) != head_dim:
+        raise ValueError(
+            f"k: {k.shape[-1]} bytes a row, shape {tuple(k.shape)}, while q has head_dim {head_dim}; accepted: "
+            f"{head_dim // 2}, two numbers a byte"
+        )
+    for name, depth in (("q", head_dim), ("v", columns_of(v))):
+        if depth not in DEPTHS_OF_FP4:
+            raise ValueError(
+                f"{name}: head_dim {depth} over k and v of 4 bits; accepted: {' or '.join(map(str, DEPTHS_OF_FP4))}, "
+                f"{PADDING[name]}"
+            )

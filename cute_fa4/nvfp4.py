@@ -1,0 +1,162 @@
+"""NVFP4: 4-bit values with an e4m3 scale per block of 16 and one float32 scale, in plain torch.
+
+    codes, scales, factor = nvfp4.quantize(k)       k (..., head_dim), 16 bits or more
+
+    codes     torch.uint8 (..., head_dim / 2)           two values a byte, the even column in the low four bits
+    scales    torch.float8_e4m3fn (..., head_dim / 16)  one for each 16 columns
+    factor    torch.float32 ()                          one for the tensor
+    value     E2M1 number * scale of its block * factor
+
+E2M1 numbers are 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, code 8 and up. Columns and bytes are those of
+torch.float4_e2m1fn_x2 and of FlashInfer's and vLLM's NVFP4 caches.
+
+The scale of a block is its largest magnitude / 6 / factor, rounded to e4m3 to nearest even, at most 448. A value is
+divided by scale * factor, rounded to nearest even, at most 6. Where the scale is 0, because a block is zeros or below
+2^-10 of the factor, its codes are 0. A block with an infinity or NaN has codes 0 and scale NaN, so all of it is NaN.
+
+four_over_six: a block whose values have a smaller squared error at its largest magnitude / 4 has that scale instead
+(M. Cook et al., Four Over Six, arXiv 2512.02010). E2M1 has no number between 4 and 6, so values just below the largest
+lose most at / 6.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.dtypes import E2M1, E4M3, row_of_torch
+
+BLOCK = E2M1.block
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, E2M1.largest)
+# The midpoint of a magnitude and the next one, and whether the midpoint itself is rounded up, to an even code.
+MIDPOINTS = tuple(
+    ((low + high) / 2, code % 2 == 1)
+    for code, (low, high) in enumerate(zip(MAGNITUDES, MAGNITUDES[1:], strict=False))
+)
+SIGN = 1 << E2M1.bits - 1
+LARGEST_SCALE = E4M3.largest
+SCALE_OF_SIX = 256.0  # largest scale at / 6 with four_over_six: at / 4 it is 384, an e4m3 number
+TOKENS = 4  # that the interleaved layout of scales mixes
+
+
+def quantize(
+    x: torch.Tensor, global_scale: torch.Tensor | float | None = None, four_over_six: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """-> (codes, scales of blocks, global scale) of the last dimension of x.
+
+    global_scale   the factor of the tensor, positive and finite; None: the largest finite magnitude / (6 * 448), so
+                   that no block scale saturates, 6 * 256 with four_over_six; 1 if x is zeros
+    four_over_six  each block has the better of two scales
+
+    >>> codes, scales, factor = quantize(torch.tensor([[3.0, -12.0] + [0.0] * 14]), 1.0)
+    >>> [hex(byte) for byte in codes[0, :2].tolist()], scales.float().item(), factor.item()
+    (['0xf3', '0x0'], 2.0, 1.0)
+    """
+    if not x.is_floating_point() or row_of_torch(x.dtype).is_quantized:
+        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
+    if x.dim() == 0 or x.shape[-1] % BLOCK:
+        raise ValueError(
+            f"x: shape {tuple(x.shape)}; accepted: a last dimension that is a multiple of {BLOCK}; pad it with zeros"
+        )
+    x = x.to(torch.float32)
+    factor = _global_scale(x, global_scale, SCALE_OF_SIX if four_over_six else LARGEST_SCALE)
+    blocks = x.unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1)
+    finite = largest.isfinite()
+    blocks = torch.where(finite[..., None], blocks, 0.0)
+    largest = torch.where(finite, largest, 0.0)
+    codes, scales = _of_largest(blocks, largest, E2M1.largest, factor)
+    if four_over_six:
+        others, smaller = _of_largest(blocks, largest, 4.0, factor)
+        errors = [
+            (_values(c, s, factor).double() - blocks.double()).square().sum(-1)
+            for c, s in ((codes, scales), (others, smaller))
+        ]
+        better = errors[1] < errors[0]
+        codes = torch.where(better[..., None], others, codes)
+        scales = torch.where(better, smaller.float(), scales.float()).to(E4M3.torch)
+    scales = torch.where(finite, scales.float(), float("nan")).to(E4M3.torch)
+    return pack(codes.flatten(-2)), scales, factor
+
+
+def dequantize(
+    codes: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | float = 1.0
+) -> torch.Tensor:
+    """The values of quantize's result, in float32.
+
+    >>> dequantize(*quantize(torch.full((1, 16), -3.0), 1.0))[0, 0].item()
+    -3.0
+    """
+    numbers = unpack(codes)
+    expected = (*numbers.shape[:-1], numbers.shape[-1] // BLOCK)
+    if numbers.shape[-1] % BLOCK or tuple(scales.shape) != expected:
+        raise ValueError(
+            f"scales: shape {tuple(scales.shape)}; accepted: {expected}, one for each {BLOCK // 2} bytes of codes"
+        )
+    return _values(numbers.unflatten(-1, (-1, BLOCK)), scales, global_scale).flatten(-2)
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Codes 0 to 15, one a byte -> two a byte, the even one in the low four bits."""
+    even, odd = codes.unflatten(-1, (-1, 2)).unbind(-1)
+    return even | odd << E2M1.bits
+
+
+def unpack(codes: torch.Tensor) -> torch.Tensor:
+    """The inverse of pack; also of torch.float4_e2m1fn_x2."""
+    codes = codes.view(torch.uint8)
+    return torch.stack((codes & 2 * SIGN - 1, codes >> E2M1.bits), -1).flatten(-2)
+
+
+def interleaved(scales: torch.Tensor) -> torch.Tensor:
+    """Scales (..., tokens, head_dim / 16) in the layout that TensorRT-LLM's kernels for SM100 have for V.
+
+    Within each four tokens, the 16-column blocks of a quarter of the head lie together, token by token: token t, block
+    s moves to token 4 * (t // 4) + s // (S / 4), block 4 * (s % (S / 4)) + t % 4, for S blocks of a head. FlashInfer
+    and vLLM write V's scales in it for SM100; K's stay linear.
+    """
+    tokens, blocks = scales.shape[-2:]
+    if tokens % TOKENS or blocks % TOKENS:
+        raise ValueError(
+            f"scales: shape {tuple(scales.shape)}; accepted: (..., tokens, head_dim / {BLOCK}), multiples of {TOKENS}"
+        )
+    split = scales.unflatten(-1, (TOKENS, -1)).unflatten(-3, (-1, TOKENS))
+    return split.movedim(-3, -1).reshape(scales.shape)
+
+
+def _global_scale(x: torch.Tensor, given, largest_scale: float) -> torch.Tensor:
+    if given is not None:
+        factor = torch.as_tensor(given, dtype=torch.float32, device=x.device)
+        if factor.numel() != 1:
+            raise ValueError(f"global_scale: shape {tuple(factor.shape)}; accepted: one number")
+        return factor.reshape(())
+    finite = torch.where(x.isfinite(), x, 0.0).abs()
+    largest = finite.amax() if x.numel() else finite.sum()
+    factor = largest / (E2M1.largest * largest_scale)
+    return torch.where(factor > 0, factor, 1.0)
+
+
+def _of_largest(blocks: torch.Tensor, largest: torch.Tensor, code_of: float, factor) -> tuple:
+    """-> (codes, scales) where the largest magnitude of a block becomes `code_of`."""
+    scales = (largest / code_of / factor).clamp(max=LARGEST_SCALE).to(E4M3.torch)
+    unit = (scales.float() * factor)[..., None]
+    scaled = torch.where(unit > 0, blocks / torch.where(unit > 0, unit, 1.0), 0.0)
+    return encode(scaled), scales
+
+
+def encode(values: torch.Tensor) -> torch.Tensor:
+    """Codes of the nearest E2M1 numbers, ties to even; 6 for what is larger. One code a byte."""
+    size = values.abs()
+    code = torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
+    for middle, tie_goes_up in MIDPOINTS:
+        code += (size >= middle) if tie_goes_up else (size > middle)
+    return code | torch.signbit(values) * torch.tensor(SIGN, dtype=torch.uint8)
+
+
+def decode(codes: torch.Tensor) -> torch.Tensor:
+    """Codes 0 to 15 -> E2M1 numbers, float32."""
+    table = torch.tensor([*MAGNITUDES, *(-x for x in MAGNITUDES)], device=codes.device)
+    return table[codes.long()]
+
+
+def _values(codes: torch.Tensor, scales: torch.Tensor, factor) -> torch.Tensor:
+    return decode(codes) * scales.float()[..., None] * factor

@@ -1,0 +1,307 @@
+"""Caches of 4 bits (NVFP4): calls against attention in float64 of the values that codes and scales mean.
+
+Codes are any of the 256 bytes, scales any e4m3 numbers from 2^-9, a subnormal one, to 2^-1, so that the scale of a
+neighbouring block, row or head shows. Scales of unused rows are NaN (0x7f). Lengths are 0, or end before, at and after
+a tile of 128 keys.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_fa4 import (
+    capabilities,
+    compile_cache,
+    configs_for_model,
+    flash_attn_func,
+    flash_attn_with_kvcache,
+    nvfp4,
+)
+from cute_fa4.dtypes import DTYPES
+from cute_fa4.reference import attention_float64
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
+from tests import pairwise
+from tests.serving.batches import (
+    Batch,
+    assert_agrees,
+    packed_q,
+    run,
+    storages,
+)
+from tests.serving.test_masks import MASKS
+from tests.suite import turns
+
+E4M3 = torch.float8_e4m3fn
+LEAST, MOST, NONE = 0x01, 0x30, 0x7F  # bytes of scales: 2^-9, 2^-1, NaN
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Sequences of codes (length, heads, depth / 2) and of bytes of scales (length, heads, depth / 16)."""
+
+    codes: dict
+    scales: dict
+
+    @staticmethod
+    def draw(keys, heads: int, depths: dict, seed: int = 0) -> Cache:
+        generator = torch.Generator().manual_seed(seed)
+
+        def of(depth, numbers, low, high):
+            sizes = [(n, heads, depth // numbers) for n in keys]
+            return [torch.randint(low, high, size, generator=generator).byte() for size in sizes]
+
+        return Cache(
+            {name: of(depth, 2, 0, 256) for name, depth in depths.items()},
+            {name: of(depth, 16, LEAST, MOST + 1) for name, depth in depths.items()},
+        )
+
+    def meant(self, name: str) -> list:
+        """Values, without the global scales."""
+        pairs = zip(self.codes[name], self.scales[name], strict=True)
+        return [nvfp4.dequantize(codes, scales.view(E4M3)) for codes, scales in pairs]
+
+    def stored(self, q: list, storage, layout: str) -> dict:
+        """Arguments of a call; storage fills unused rows with NaN, here of float32."""
+        found = {}
+        for names, parts, unused in (
+            ("kv", self.codes, 0x55),
+            (("k_block_scale", "v_block_scale"), self.scales, NONE),
+        ):
+            floats = Batch(q, *([x.float() for x in parts[name]] for name in "kv"))
+            _, given = storages(floats, storage, layout)
+            for name, of in zip(names, "kv", strict=True):
+                tensor = given.pop(of).nan_to_num(unused).byte()
+                found[name] = tensor.view(E4M3) if unused == NONE else tensor
+            found |= given
+        return found
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The configurations of attention that calls asked for."""
+    found, function_for = [], compile_cache.function_for
+
+    def noted(config, executor):
+        if isinstance(config, FA4Config):
+            found.append(config)
+        return function_for(config, executor)
+
+    monkeypatch.setattr("cute_fa4.calls.attention.function_for", noted)
+    return found
+
+
+OPTIONS = {
+    "mask": ("causal", "window or chunked"),
+    "storage": ((16, "NHD"), (48, "HND"), (5, "NHD"), "dense", "packed"),  # boxes, gathered rows
+    "group": (1, 7, 16),  # tiles of 8, padded groups, 16
+    "tensors": ((torch.bfloat16, 128, 128), (torch.float16, 64, 128), (torch.bfloat16, 128, 64)),
+    "queries": (1, 2, 40),  # 40: several blocks of 32 rows
+    "parts": (1, 3),  # with a sink
+}
+KEYS = (0, 1, 127, 128, 129, 250, 400)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pairwise.cases(
+    "caches of 4 bits: options of a call",
+    OPTIONS,
+    kernel=tuple(OPTIONS),
+    commits=turns.OF_CASES,
+    seconds=1.0,
+    ids=lambda value: str(value).replace("torch.", "").replace(" ", ""),
+)
+def test_options_together_agree_with_float64(mask, storage, group, tensors, queries, parts, asked):
+    options, visible = MASKS[mask]
+    draw = random.Random(f"{mask} {storage} {group} {tensors} {queries} {parts}")
+    lengths = [queries, draw.randint(0, queries)]
+    keys = [draw.choice(KEYS) for _ in lengths]
+    keys[0] = keys[0] or 1  # a tensor without rows is never read
+    dtype, depth, depth_v = tensors
+    cache = Cache.draw(keys, 2, {"k": depth, "v": depth_v})
+    q = Batch.draw(lengths, keys, heads=(2 * group, 2), depth=depth, dtype=dtype).q
+    batch = Batch(q, cache.meant("k"), cache.meant("v"))
+    sinks = None
+    if parts > 1:
+        sinks = torch.randn(2 * group, generator=torch.Generator().manual_seed(1))
+    numbers = 0.5 + torch.rand(2, 2, 2, generator=torch.Generator().manual_seed(2))
+    scales = dict(zip(("k_descale", "v_descale"), numbers, strict=True))
+    kind, layout = storage if isinstance(storage, tuple) else (storage, "NHD")
+    of_queries, _ = (
+        storages(Batch(q, q, q), "dense") if kind == "dense" else (packed_q(batch), None)
+    )
+    out, lse = run(
+        of_queries, cache.stored(q, kind, layout), scales,
+        num_splits=parts, mode="hostile", seed=1, learnable_sink=sinks, **options,
+    )  # fmt: skip
+    assert_agrees(batch, out, lse, visible=visible, sink=sinks, scales=[None, *numbers])
+    assert all(isinstance(config.schedule, DequantizedTile) for config in asked)
+
+
+def call_of(keys=200, group=8, depth=128, seed=0) -> dict:
+    """A dense call of one sequence with one query."""
+    cache = Cache.draw([keys], 1, {"k": depth, "v": depth}, seed)
+    q = torch.randn(1, 1, group, depth, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    scales = {f"{x}_block_scale": cache.scales[x][0][None].view(E4M3) for x in "kv"}
+    return dict(q=q, k=cache.codes["k"][0][None], v=cache.codes["v"][0][None], **scales)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_cta_runs_several_work_tiles_some_without_keys_and_shares_a_cluster(asked):
+    """Scales are read one key tile ahead: also over the end of a work tile, and in every second tile of a cluster."""
+    for keys, queries, more in (
+        ([300, 0, 129, 40], [2, 1, 1, 2], dict(claims=2, mode="random")),
+        ([520], [1], dict(num_splits=0, mode="hostile")),
+    ):
+        cache = Cache.draw(keys, 1, {"k": 128, "v": 128})
+        q = Batch.draw(queries, keys, heads=(8, 1), depth=128).q
+        batch = Batch(q, cache.meant("k"), cache.meant("v"))
+        out, lse = run(packed_q(batch), cache.stored(q, 16, "NHD"), seed=1, **more)
+        assert_agrees(batch, out, lse)
+    assert [config.cluster_parts > 1 for config in asked] == [False, True]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scale_without_a_number_spoils_its_key_or_its_columns(asked):
+    """A NaN scale of K makes all of out NaN, one of V its 16 columns; negative scales count as they are."""
+    call = call_of()
+    call["v_block_scale"].view(torch.uint8)[0, 150, 0, 3] = NONE
+    out = flash_attn_func(**call)
+    assert out[..., 48:64].isnan().all() and not out[..., :48].isnan().any()
+    call = call_of()
+    call["k_block_scale"].view(torch.uint8)[0, 150, 0, 3] = NONE
+    assert flash_attn_func(**call).isnan().all()
+    call = call_of()
+    call["v_block_scale"].view(torch.uint8).bitwise_xor_(0x80)
+    torch.testing.assert_close(
+        flash_attn_func(**call), -flash_attn_func(**call_of()), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (dict(k_block_scale=None), TypeError, "k_block_scale: None with k of torch.uint8; accepted: scales of each 16"),
+        (dict(v_block_scale=torch.ones(1, 200, 1, 8)), TypeError, "v_block_scale: dtype torch.float32; accepted"),
+        (
+            dict(k_block_scale=torch.ones(1, 200, 1, 4).to(E4M3)), ValueError,
+            r"k_block_scale: shape \(1, 200, 1, 4\); accepted: \(1, 200, 1, 8\), one for each 16",
+        ),
+        (
+            dict(k_block_scale=torch.ones(1, 200, 8, 2).to(E4M3).mT[:, :, :1]), ValueError,
+            r"k_block_scale: strides \(3200, 16, 1, 2\); accepted: a contiguous last",
+        ),
+        (
+            dict(k_block_scale=torch.ones(1601).to(E4M3)[1:].view(1, 200, 1, 8)), ValueError,
+            "k_block_scale: begins at address .* multiples of 4 bytes",
+        ),
+        (dict(q=torch.ones(1, 1, 8, 128).to(E4M3)), TypeError, "k: dtype torch.uint8 while q is .*; accepted: q of"),
+        (dict(q=torch.ones(1, 1, 8, 64).bfloat16()), ValueError, "k: 64 bytes a row, .* accepted: 32, two numbers"),
+        (dict(k_descale=torch.ones(1, 200, 1)), ValueError, "k_descale: shape .* accepted: one number, or"),
+        (dict(q_descale=torch.ones(1)), TypeError, "q_descale: given with q of torch.bfloat16"),
+        (dict(k_rope=torch.ones(1, 200, 64)), NotImplementedError, "k_rope: given with k of torch.uint8 .4 bits"),
+        (
+            dict(k=torch.ones(1, 200, 1, 128).bfloat16(), v=torch.ones(1, 200, 1, 128).bfloat16()), TypeError,
+            "k_block_scale: given with k of torch.bfloat16; accepted: None, or k and v of torch.uint8",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_refusals_name_the_argument_and_the_remedy(change, error, message):
+    with pytest.raises(error, match=message):
+        flash_attn_func(**call_of() | change)
+
+
+def test_torchs_dtype_of_four_bits_is_refused_with_the_view_that_is_accepted():
+    call = call_of()
+    call |= {name: call[name].view(torch.float4_e2m1fn_x2) for name in "kv"}
+    with pytest.raises(
+        TypeError, match=r"k: dtype torch.float4_e2m1fn_x2 .* \.view\(torch.uint8\)"
+    ):
+        flash_attn_func(**call)
+
+
+def test_new_rows_other_head_dims_and_gradients_are_refused():
+    call = call_of()
+    caches = dict(
+        k_cache=call.pop("k"), v_cache=call.pop("v"), k=call["q"][:, :, :1], v=call["q"][:, :, :1]
+    )
+    with pytest.raises(
+        NotImplementedError, match="k_cache: torch.uint8 .4 bits. with new rows, whose append"
+    ):
+        flash_attn_with_kvcache(**call, **caches, cache_seqlens=100)
+    wide = call_of(depth=96)
+    with pytest.raises(
+        ValueError, match="q: head_dim 96 over k and v of 4 bits; accepted: 64 or 128"
+    ):
+        flash_attn_func(**wide)
+    call = call_of()
+    with pytest.raises(NotImplementedError, match="requires_grad is True .* with k_block_scale"):
+        flash_attn_func(**call | {"q": call["q"].requires_grad_()})
+
+
+def test_torch_compile_takes_such_a_cache_and_still_appends_to_others():
+    """The names of torch's dtypes are looked up once: Dynamo cannot enter the lock of a first look-up."""
+
+    def attend(q, k, v, of_k, of_v):
+        return flash_attn_func(q, k, v, k_block_scale=of_k, v_block_scale=of_v)
+
+    def append(q, k_cache, v_cache, lengths):
+        return flash_attn_with_kvcache(q, k_cache, v_cache, q, q, cache_seqlens=lengths)
+
+    call = call_of(keys=20, group=1, depth=64)
+    caches = torch.randn(2, 1, 20, 1, 64).bfloat16().unbind(0)
+    lengths = torch.tensor([5], dtype=torch.int32)
+    for function, arguments in (
+        (attend, tuple(call.values())),
+        (append, (call["q"], caches[0].clone(), caches[1].clone(), lengths)),
+    ):
+        for row in DTYPES.values():
+            vars(row).pop("torch", None)
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        found = compiled(*arguments)
+        assert torch.equal(found, function(*arguments))
+
+
+def test_capabilities_and_model_lists_know_the_cache():
+    ask = dict(
+        dtype="bf16", kv_dtype="e2m1", arch="sm_100a", causal=True, return_lse=False, group=8
+    )
+    for more in (dict(cache_seqlens=True, page_table=True), dict(seqlen_q=500)):
+        [row] = capabilities(**ask, head_dim=128, **more)
+        assert row.runs and row.families == ("mhawiden",)
+    [row] = capabilities(**ask, head_dim=256, cache_seqlens=True)
+    assert not row.runs and "head_dim 256 over k_cache and v_cache of 4 bits" in row.reasons[0]
+    listed = configs_for_model(head_dim=128, heads_q=64, heads_kv=8, kv_dtype="e2m1", descales="kv")
+    attention = [config for config in listed if isinstance(config, FA4Config)]
+    assert attention and {config.kv_dtype for config in attention} == {"e2m1"}
+    assert not any(isinstance(config, AppendConfig) for config in listed)
+
+
+def test_the_table_of_errors_is_what_rounding_costs():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serving" / "four_bits.md").read_text()
+    table = page.split("<!-- nvfp4")[1].split("<!-- /nvfp4")[0]
+    rows = [line.split("|")[2:4] for line in table.splitlines() if line.startswith("|")][2:]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 4, 128, generator=generator) for n in (50, 1000, 1000))
+    exact, _ = attention_float64(q, k, v)
+
+    def of_one_scale(x):
+        scale = x.abs().amax() / 448
+        return (x / scale).to(E4M3).float() * scale
+
+    ways = [of_one_scale] + [
+        lambda x, better=better: nvfp4.dequantize(*nvfp4.quantize(x, four_over_six=better))
+        for better in (False, True)
+    ]
+    for rounded, said in zip(ways, rows, strict=True):
+        out, _ = attention_float64(q, rounded(k), rounded(v))
+        found = (rounded(k) - k).norm() / k.norm(), (out - exact).norm() / exact.norm()
+        for error, text in zip(found, said, strict=True):
+            assert error.item() == pytest.approx(float(text), rel=0.02)

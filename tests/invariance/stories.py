@@ -24,6 +24,7 @@ from cute_fa4 import (
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
 )
+from cute_fa4.mla import write_latent_rows
 
 LATENT, OF_V = 576, 512  # columns of a latent row, and those that are values
 STORAGES = ("dense", "packed", "pages", "cache")
@@ -32,7 +33,10 @@ JUMP = 60.0  # times a row of queries: its scores are hundreds of nats apart
 
 @dataclass(frozen=True)
 class Kind:
-    """head_dim_v 0: as head_dim. options: of every call; latent: heads[1] is 1, and v is the first columns of k."""
+    """head_dim_v 0: as head_dim. options: of every call; latent: heads[1] is 1, and v is the first columns of k.
+
+    of_bytes: a latent cache has rows of 656 bytes
+    """
 
     head_dim: int = 64
     head_dim_v: int = 0
@@ -40,6 +44,7 @@ class Kind:
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype | None = None
     latent: bool = False
+    of_bytes: bool = False
     options: dict = field(default_factory=dict)
 
     @property
@@ -82,8 +87,9 @@ class Story:
         """Normal numbers. jumps: every third query and later keys are large, so maxima move within the sequence."""
         return Story(kind, *drawn(kind, seqlen, seqlen, torch.Generator().manual_seed(seed), jumps))
 
-    def whole(self, **options) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.results(Piece(0, len(self.q)), **options)
+    def whole(self, first: int = 0, **options) -> tuple[torch.Tensor, torch.Tensor]:
+        """From query `first` on."""
+        return self.results(Piece(first, len(self.q)), **options)
 
     def results(self, piece: Piece, **options) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(out, lse or None) of the piece's rows: (rows, heads, head_dim_v) and (heads, rows)."""
@@ -229,18 +235,29 @@ def latent_call(story: Story, piece: Piece, options: dict):
     company = tuple(tuple((rows, keys) for _, keys in side) for side in piece.company)
     parts, which = parts_of(story, Piece(piece.first, piece.last, company=company))
     pool, _, table = pages_of(parts, piece)
+    if story.kind.of_bytes:
+        pool = in_bytes(pool)
     q, lengths = torch.stack([part[0] for part in parts]), int32(len(part[1]) for part in parts)
     out, lse = flash_mla_with_kvcache(q, pool, table, lengths, causal=True, **options)
     return out[which], lse[which]
 
 
+def in_bytes(pool: torch.Tensor) -> torch.Tensor:
+    """A latent cache in rows of 656 bytes. What no row of a sequence is, has NaN as its scales."""
+    found = torch.zeros(*pool.shape[:-1], 656, dtype=torch.uint8)
+    rows = pool.view(-1, LATENT)
+    slots = torch.arange(len(rows), dtype=torch.int32)
+    write_latent_rows(found, rows[:, :OF_V], rows[:, OF_V:], slots)
+    return found
+
+
 CALLS = dict(dense=dense_call, packed=packed_call, pages=paged_call, cache=cache_call)
 
 
-def pieces(seqlen: int, seed: int, storages=STORAGES) -> list[Piece]:
-    """A prefill in random chunks, then single queries: together the whole sequence, each in another way of calling."""
+def pieces(seqlen: int, seed: int, first: int = 0, storages=STORAGES) -> list[Piece]:
+    """A prefill in random chunks and single queries: queries [first, seqlen), each piece called in another way."""
     dice = random.Random(seed)
-    found, first = [], 0
+    found = []
     while first < seqlen:
         rows = dice.choice((1, 1, 2, 40, 130, 200))
         last = min(first + rows, seqlen)

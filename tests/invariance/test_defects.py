@@ -25,13 +25,13 @@ FEW = Piece(
 def chooses(monkeypatch, name):
     """What of_schedules() says of one option is left open."""
     said = policy.of_schedules
-    monkeypatch.setattr(policy, "of_schedules", lambda: said() | {name: None})
+    monkeypatch.setattr(policy, "of_schedules", lambda *asked: said(*asked) | {name: None})
 
 
 def by_length(monkeypatch):
     """The longest sequence chooses the kernel."""
     said = policy.of_kernels
-    monkeypatch.setattr(policy, "of_kernels", lambda mixed: said(mixed) | {"invariant": False})
+    monkeypatch.setattr(policy, "of_kernels", lambda *asked: said(*asked) | {"invariant": False})
 
 
 def by_other_rows(monkeypatch):
@@ -46,12 +46,12 @@ def by_rows_of_a_tile(monkeypatch):
 
 def by_number_of_parts(monkeypatch):
     """The call says how many parts there are."""
-    monkeypatch.setattr(split, "policy", SimpleNamespace(batch_invariant=lambda: False))
+    monkeypatch.setattr(split, "policy", SimpleNamespace(batch_invariant=lambda *asked: False))
 
 
 def by_number_of_queries(monkeypatch):
     """q is quantized for an 8-bit cache where a call has many rows."""
-    said = SimpleNamespace(**vars(policy) | {"batch_invariant": lambda: False})
+    said = SimpleNamespace(**vars(policy) | {"batch_invariant": lambda *asked: False})
     monkeypatch.setattr(queries, "policy", said)
 
 

@@ -11,22 +11,23 @@ from typing import NamedTuple
 
 import torch
 
+from cute_fa4.calls.block_lists import Lists, Side, for_keys, for_queries, kinds_of_tiles
 from cute_fa4.calls.launch import function_for, launching_on
-from cute_fa4.calls.operands.strides import with_plain_strides
+from cute_fa4.calls.operands.memory import with_plain_strides
 from cute_fa4.calls.operands.tensors import MAX_CTAS
 from cute_fa4.calls.options import AUX_DTYPES
 from cute_fa4.calls.plan import as_read
 from cute_fa4.dtypes import UNQUANTIZED, names_of
 from cute_fa4.layouts.scalars import maximum
 from cute_fa4.masks import BoundMask, full
-from cute_fa4.operands import LENGTHS_OF_SEQUENCES
+from cute_fa4.operands import BLOCKS, LENGTHS_OF_SEQUENCES, NAMES
 from cute_fa4.sm100.backward.config import ROWS, STATS, BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 
 DTYPES = names_of(UNQUANTIZED)
 # Tensors that the backward pass takes unchanged, in addition to those that score functions read.
-TENSORS = (*LENGTHS_OF_SEQUENCES, "learnable_sink")
+TENSORS = (*LENGTHS_OF_SEQUENCES, "learnable_sink", *NAMES[BLOCKS])
 # Parameters of a call with gradients: these, numbers, score functions, and those that change no result.
 ACCEPTED = frozenset(
     (
@@ -38,8 +39,10 @@ ACCEPTED = frozenset(
         "aux_tensors",
         "max_seqlen_q",
         "max_seqlen_k",
+        "block_sparse_tensors",
+        "block_size",
     )
-    + ("num_splits", "tokens_per_split", "pack_gqa")
+    + ("num_splits", "tokens_per_split", "batch_invariant", "pack_gqa")
 )
 FARTHEST = 1 << 29  # a side of a window that reaches further counts as open
 
@@ -73,7 +76,7 @@ class Attended(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Options that turn scores into weights: the scale, mask, sinks of heads, functions and their aux tensors."""
+    """Options that turn scores into weights: the scale, mask, sinks of heads, functions, their aux tensors, lists."""
 
     softmax_scale: float
     mask: BoundMask = full()
@@ -81,6 +84,7 @@ class Scores(NamedTuple):
     score_mod: ScoreMod | None = None
     mask_mod: ScoreMod | None = None
     aux: tuple = ()
+    lists: Lists | None = None
 
 
 class Gradients(NamedTuple):
@@ -90,8 +94,15 @@ class Gradients(NamedTuple):
     dsink: torch.Tensor | None
 
 
-def config_of(attended: Attended, scores: Scores, with_dlse: bool, arch: str) -> BackwardConfig:
-    """The kernels that a call needs."""
+def config_of(
+    attended: Attended,
+    scores: Scores,
+    with_dlse: bool,
+    arch: str,
+    wanted: tuple[int, ...] = (),
+    in_float32: bool = False,
+) -> BackwardConfig:
+    """The kernels that a call needs. wanted: numbers of aux tensors, for the kernels of their gradients."""
     return BackwardConfig(
         DTYPES[attended.q.dtype],
         attended.q.shape[-1],
@@ -103,55 +114,136 @@ def config_of(attended: Attended, scores: Scores, with_dlse: bool, arch: str) ->
         mask_mod=scores.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in scores.aux),
         dlse=with_dlse,
+        in_float32=in_float32,
+        listed=scores.lists is not None,
+        wanted=wanted,
         arch=arch,
     )
 
 
-def gradients(attended: Attended, dout, dlse, scores: Scores) -> Gradients:
+def gradients(
+    attended: Attended, dout, dlse, scores: Scores, in_float32: bool = False
+) -> Gradients:
     """Gradients for checked tensors. dout: as out; dlse: as lse, or None where nothing used it.
 
+    in_float32  dq, dk and dv are float32, unrounded; otherwise they have the dtypes of q, k and v
     Rows of packed and padded tensors that belong to no sequence have gradients of zero, which no kernel writes.
     """
-    ragged = not attended.is_dense
+    call = Launch.of(attended, dout, dlse, scores)
+    new = torch.empty_like if call.attended.is_dense and not call.is_empty else torch.zeros_like
     wanted = attended.q, attended.k, attended.v
-    if ragged:
-        attended, dout, dlse = _packed(attended, dout, dlse)
-    q, k, v = attended[:3]
-    nothing = q.numel() == 0 or k.numel() == 0 or (ragged and 0 in attended[7:9])
-    new = torch.zeros_like if ragged or nothing else torch.empty_like
-    written = [new(x, memory_format=torch.contiguous_format) for x in wanted]
-    if nothing:
-        return Gradients(*written, _of_unmatched_sinks(attended, dlse, scores.sink))
-    batch, longest = q.shape[0], (q.shape[1], k.shape[1])
-    if ragged:
-        batch, longest = attended.cu_seqlens_q.shape[0] - 1, attended[7:9]
-    tiles = -(-longest[0] // ROWS)
-    ctas = batch * q.shape[-2] * maximum(tiles, -(-longest[1] // ROWS))
-    if ctas > MAX_CTAS:
-        raise ValueError(
-            f"q: shape {tuple(q.shape)} takes a grid of {ctas} CTAs of {ROWS} rows in the backward pass; accepted: at "
-            f"most {MAX_CTAS}; split the call along batch"
-        )
-    tiles = q.shape[0] // ROWS + batch if ragged else batch * tiles
-    new = torch.zeros if ragged and scores.sink is not None else torch.empty
-    stats = new((q.shape[-2], tiles, STATS), dtype=torch.float32, device=q.device)
-    target = target_of(q.device)
-    function = function_for(config_of(attended, scores, dlse is not None, target.arch), target)
-    read = *map(_aligned, (q, k, v, attended.out)), _last(attended.lse), _aligned(dout)
-    in_memory = (x.view(y.shape) for x, y in zip(written, (q, k, v), strict=True))
-    lengths = *longest, *attended[5:7], *(x for x in attended[9:] if x is not None)
-    with launching_on(q.device):
-        function(
-            *read,
-            None if dlse is None else _last(dlse),
-            *map(with_plain_strides, in_memory),
+    dtype = torch.float32 if in_float32 else None
+    contiguous = torch.contiguous_format
+    written = dq, dk, dv = [new(x, dtype=dtype, memory_format=contiguous) for x in wanted]
+    if call.is_empty:
+        dsink = _of_unmatched_sinks(call.attended, call.dlse, scores.sink)
+        return Gradients(dq, dk, dv, dsink)
+    in_memory = (x.view(y.shape) for x, y in zip(written, call.attended[:3], strict=True))
+    target = target_of(attended.q.device)
+    of_call = call.attended, scores, dlse is not None, target.arch
+    config = config_of(*of_call, in_float32=in_float32)
+    stats = call.new_stats()
+    with launching_on(attended.q.device):
+        results = tuple(map(with_plain_strides, in_memory))
+        function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
+    return Gradients(dq, dk, dv, None if scores.sink is None else _of_sinks(stats, scores.sink))
+
+
+class Launch(NamedTuple):
+    """What kernels of the backward pass read: dense tensors, or packed ones. dout, dlse: of the same form."""
+
+    attended: Attended
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+    scores: Scores
+
+    @staticmethod
+    def of(attended: Attended, dout, dlse, scores: Scores) -> Launch:
+        """ValueError for more CTAs than a grid has."""
+        if not attended.is_dense:
+            attended, dout, dlse = _packed(attended, dout, dlse)
+        call = Launch(attended, dout, dlse, scores)
+        shape = tuple(attended.q.shape)
+        ctas = call.batch * shape[-2] * maximum(*(-(-rows // ROWS) for rows in call.longest))
+        if ctas > MAX_CTAS:
+            raise ValueError(
+                f"q: shape {shape} takes a grid of {ctas} CTAs of {ROWS} rows in the backward pass; accepted: at most "
+                f"{MAX_CTAS}; split the call along batch"
+            )
+        return call
+
+    @property
+    def batch(self) -> int:
+        offsets = self.attended.cu_seqlens_q
+        return self.attended.q.shape[0] if offsets is None else offsets.shape[0] - 1
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Rows of the longest sequence of queries, and of keys."""
+        q, k = self.attended[:2]
+        return (q.shape[1], k.shape[1]) if self.attended.is_dense else self.attended[7:9]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no query meets a key."""
+        return 0 in (*(x.numel() for x in self.attended[:2]), *self.longest)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of queries of the longest sequence."""
+        return -(-self.longest[0] // ROWS)
+
+    @property
+    def sequences(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(queries, keys, first row of queries) of every sequence, as sm100/backward/work.py has them."""
+        of, numbers = self.attended, torch.arange(self.batch, device=self.attended.q.device)
+        if of.cu_seqlens_q is None or of.cu_seqlens_k is None:
+            rows_q, rows_k = (torch.full_like(numbers, rows) for rows in self.longest)
+            return rows_q, rows_k, numbers * of.q.shape[1]
+        first, rows_q = _between(of.cu_seqlens_q.long(), of.q.shape[0])
+        _, rows_k = _between(of.cu_seqlens_k.long(), of.k.shape[0])
+        if of.used_q is not None and of.used_k is not None:  # both or neither
+            rows_q, rows_k = (
+                torch.minimum(used.long().clamp(min=0), rows)
+                for used, rows in ((of.used_q, rows_q), (of.used_k, rows_k))
+            )
+        return rows_q, rows_k, first
+
+    def new_stats(self) -> torch.Tensor:
+        q, ragged = self.attended.q, not self.attended.is_dense
+        tiles = q.shape[0] // ROWS + self.batch if ragged else self.batch * self.tiles
+        new = torch.zeros if ragged and self.scores.sink is not None else torch.empty
+        return new((q.shape[-2], tiles, STATS), dtype=torch.float32, device=q.device)
+
+    def tile_lists(self, of_queries_alone: bool = False) -> tuple | None:
+        """Counts and entries of tiles for the owner of queries, then for that of keys; None: the call has no lists."""
+        of, lists = self.attended, self.scores.lists
+        if lists is None:
+            return None
+        lengths = (None, None) if of.is_dense else self.sequences[:2]
+        queries, keys = map(Side, self.longest, lengths)
+        kinds = kinds_of_tiles(lists, queries, keys, self.batch)
+        if of_queries_alone:
+            return for_queries(kinds)
+        return *for_queries(kinds), *for_keys(kinds, of.q.shape[-2] // of.k.shape[-2])
+
+    def arguments(self, written, stats: torch.Tensor, tile_lists: tuple | None) -> tuple:
+        """Of a compiled function. written: what it writes besides stats."""
+        of, scores = self.attended, self.scores
+        lengths = *self.longest, *of[5:7], *(x for x in of[9:] if x is not None)
+        return (
+            *map(_aligned, of[:4]),
+            _last(of.lse),
+            _aligned(self.dout),
+            None if self.dlse is None else _last(self.dlse),
+            *written,
             stats,
             scores.softmax_scale,
             tuple(max(-FARTHEST, min(FARTHEST, size)) for size in scores.mask.sizes) or None,
             as_read(scores.aux) or None,
-            lengths if ragged else None,
+            None if of.is_dense else lengths,
+            tile_lists,
         )
-    return Gradients(*written, None if scores.sink is None else _of_sinks(stats, scores.sink))
 
 
 def _packed(attended: Attended, dout, dlse) -> tuple:
@@ -160,7 +252,8 @@ def _packed(attended: Attended, dout, dlse) -> tuple:
     if cu_q is None:
         longest_q, cu_q = q.shape[1], _steps(q)
         q, out, dout = (x.flatten(0, 1) for x in (q, out, dout))
-        lse, dlse = (None if x is None else x.transpose(0, 1).flatten(1) for x in (lse, dlse))
+        lse = lse.transpose(0, 1).flatten(1)
+        dlse = None if dlse is None else dlse.transpose(0, 1).flatten(1)
     if cu_k is None:
         longest_k, cu_k = k.shape[1], _steps(k)
         k, v = k.flatten(0, 1), v.flatten(0, 1)
@@ -170,6 +263,12 @@ def _packed(attended: Attended, dout, dlse) -> tuple:
         limit_k = used_k if limit_k is None else limit_k
     lengths = cu_q, cu_k, longest_q, longest_k, used_q, used_k, limit_k
     return Attended(q, k, v, out, lse, *lengths), dout, dlse
+
+
+def _between(offsets: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (first row, number of rows) of every sequence, clamped to the rows that exist."""
+    first = offsets[:-1].clamp(0, rows)
+    return first, torch.maximum(offsets[1:].clamp(max=rows), first) - first
 
 
 def _steps(tensor: torch.Tensor) -> torch.Tensor:
@@ -196,6 +295,7 @@ def _of_unmatched_sinks(attended: Attended, dlse, sink) -> torch.Tensor | None:
         return dlse.sum((0, 2)).to(sink.dtype)
     rows = torch.arange(dlse.shape[1], device=dlse.device)
     offsets = attended.cu_seqlens_q
+    assert offsets is not None  # Launch.of packs what is not dense
     lengths = offsets.diff() if attended.used_q is None else attended.used_q
     of = (torch.searchsorted(offsets, rows, right=True) - 1).clamp(0, lengths.shape[0] - 1)
     inside = (rows >= offsets[of]) & (rows < offsets[of] + lengths[of])

@@ -25,7 +25,7 @@ from cute_fa4 import (
 )
 from cute_fa4.calls import repeat
 from cute_fa4.calls.split_keys import split
-from cute_fa4.dtypes import E8M0, row_of_torch
+from cute_fa4.dtypes import E4M3, E8M0, row_of_torch
 from cute_fa4.hopper import draw
 from cute_fa4.hopper.cases import problems
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
@@ -116,6 +116,9 @@ def _options(variant: Variant, problem: Problem, device: str) -> dict:
         options["softcap"] = variant.softcap
     if variant.sink:
         options["learnable_sink"] = torch.randn(problem.heads, device=device)
+    if variant.blocks:
+        options["block_sparse_tensors"] = draw.block_lists(variant, problem, device)
+        options["mask_mod"] = draw.two_thirds
     return options
 
 
@@ -152,10 +155,21 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
     return Call(variant, problem, launch, sequences, NO_ROWS, options.get("learnable_sink"))
 
 
-def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options) -> Call:
+class Keys(NamedTuple):
+    """K and V as they lie in memory, and their rows for each sequence."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    each_k: list[torch.Tensor]
+    each_v: list[torch.Tensor]
+
+
+def _ragged_call(
+    variant: Variant, problem: Problem, device: str, place, keys: Keys, options: dict
+) -> Call:
     starts = draw.starts(problem.queries)
     q = draw.values(variant, device, starts[-1] + SPARE_ROWS, problem.heads, of="q")
-    q, k, v = place(q, k, v)
+    q, k, v = place(q, keys.k, keys.v)
     options |= _options(variant, problem, device) | draw.scales(variant, problem, device)
     options |= dict(
         cu_seqlens_q=draw.int32(starts, device), max_seqlen_q=max(max(problem.queries), 1)
@@ -169,8 +183,8 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
 
     sequences = []
     for i, rows in enumerate(map(slice, starts, starts[1:])):
-        own_k = _meant(options, "k", i, each_k[i])
-        own_v = _meant(options, "v", i, each_v[i])
+        own_k = _meant(options, "k", i, keys.each_k[i])
+        own_v = _meant(options, "v", i, keys.each_v[i])
         sequences.append(Sequence(meant_q[rows], own_k, own_v, rows, (slice(None), rows)))
     spare = slice(starts[-1], None)
     return Call(variant, problem, launch, sequences, spare, options.get("learnable_sink"))
@@ -186,7 +200,7 @@ def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
         tensor[starts[-1] :] = math.nan
     each_k, each_v = ([x[a:b] for a, b in zip(starts, starts[1:], strict=False)] for x in (k, v))
     options = dict(cu_seqlens_k=draw.int32(starts, device))
-    return _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
+    return _ragged_call(variant, problem, device, place, Keys(k, v, each_k, each_v), options)
 
 
 def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
@@ -206,10 +220,26 @@ def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
         scales = [scale.view(torch.uint8) for scale, _ in scaled]
         stored = draw.in_pages(scales, variant.page_size, order, draw.NO_NUMBER)
         options["k_descale"] = stored.view(E8M0.torch)
+    if variant.cache == "nvfp4":
+        k, v, each = _in_4_bits(variant, order, each, options)
     if variant.heads_first:
         options["kv_layout"] = "HND"
     each_k, each_v = each
-    return _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
+    return _ragged_call(variant, problem, device, place, Keys(k, v, each_k, each_v), options)
+
+
+def _in_4_bits(variant: Variant, order, each: list, options: dict) -> tuple:
+    """-> pages of K, pages of V, the numbers that they mean; their scales go into the options."""
+    pages, meant = [], []
+    for of, own in zip("kv", each, strict=True):
+        codes, scales, numbers = zip(*map(draw.of_4_bits, own), strict=True)
+        pages.append(draw.in_pages(codes, variant.page_size, order, draw.NO_NUMBER))
+        stored = [x.view(torch.uint8) for x in scales]
+        found = draw.in_pages(stored, variant.page_size, order, draw.NO_NUMBER)
+        options[f"{of}_block_scale"] = found.view(E4M3.torch)
+        options[f"{of}_descale"] = torch.full((1,), draw.GLOBAL_SCALE, device=order.device)
+        meant.append(list(numbers))
+    return *pages, meant
 
 
 def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
@@ -239,9 +269,9 @@ def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
 
 
 def _meant(options: dict, of: str, sequence: int, rows):
-    """Rows of K or V of a sequence, (rows, heads, depth), times its scales; per-token scales are already applied."""
+    """Rows of K or V of a sequence, (rows, heads, depth), times its scales, unless they are of tokens or the tensor."""
     scale = options.get(f"{of}_descale")
-    if scale is None or scale.dim() > 2:
+    if scale is None or scale.dim() != 2:
         return rows
     return rows.double() * scale[sequence].double()[:, None]
 

@@ -114,6 +114,14 @@ VARIANTS = (
     pair(80, dtype="e5m2", keys="pages", page_size=16, group=4, pack_gqa=True),
     Variant(out="e4m3"),
     decode(cache="e4m3", group=2, out="e4m3"),
+    Variant(cache="e4m3", keys="pages", page_size=16),
+    Variant(64, cache="e4m3", keys="pages", page_size=3, sink=True),
+    decode(cache="nvfp4", group=2),
+    decode(head_dim=64, cache="nvfp4", page_size=64, num_splits=0, sink=True),
+    decode(dtype="fp16", cache="nvfp4", page_size=3, causal=False, window=(127, 0)),
+    Variant(causal=False, blocks=(256, 128)),
+    Variant(64, causal=False, blocks=(128, 256), sink=True, softcap=5.0),
+    Variant(192, "fp16", head_dim_v=128, causal=False, blocks=(128, 128), group=1),
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from cute_fa4.dtypes import QUANTIZED, UNQUANTIZED
+from cute_fa4.hopper import draw
 from cute_fa4.hopper.calls import CANARY, Call
 from cute_fa4.hopper.draw import O_SCALE
 from cute_fa4.hopper.variant import Variant
@@ -187,10 +188,11 @@ def attention(variant: Variant, q, k, v, head: int, sink, rows: int = 2048):
         scores = q[first : first + rows] @ k.T * variant.head_dim**-0.5
         if variant.softcap:
             scores = variant.softcap * torch.tanh(scores / variant.softcap)
-        positions = (
-            torch.arange(first, first + len(scores), device=q.device)[:, None] + len(k) - len(q)
-        )
-        hidden = ~visible(variant, positions, torch.arange(len(k), device=q.device))
+        queries = torch.arange(first, first + len(scores), device=q.device)[:, None]
+        keys = torch.arange(len(k), device=q.device)
+        hidden = ~visible(variant, queries + len(k) - len(q), keys)
+        if variant.blocks:
+            hidden |= ~listed(variant.blocks, head, queries, keys)
         scores = scores.masked_fill(hidden, -math.inf)
         if sink is not None:
             column = sink[head].double().expand(len(scores), 1)
@@ -219,6 +221,14 @@ def visible(variant: Variant, positions, keys):
             positions, variant.chunk, rounding_mode="floor"
         )
     return seen
+
+
+def listed(blocks: tuple[int, int], head: int, queries, keys):
+    """The keys that are visible to a query by draw.block_lists."""
+    of_queries = torch.div(queries, blocks[0], rounding_mode="floor")
+    of_keys = torch.div(keys, blocks[1], rounding_mode="floor")
+    kinds = draw.kind_of_block(head, of_queries, of_keys)
+    return (kinds == draw.FULL) | (kinds == draw.PARTIAL) & draw.two_thirds(0, head, queries, keys)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import torch
 
+from cute_fa4 import BlockSparseTensors, nvfp4
 from cute_fa4.calls.operands.latent_rows import LATENT, numbers_of, rows_from
 from cute_fa4.dtypes import E4M3, E8M0
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
@@ -52,6 +53,43 @@ def of_blocks(rows):
     power = torch.randint(-3, 2, sizes, device=rows.device)
     meant = rows.double() * (2.0**power).repeat_interleave(COLUMNS_OF_A_SCALE, -1)
     return (power + 127).to(torch.uint8).view(E8M0.torch), meant
+
+
+GLOBAL_SCALE = 0.25
+"""Of 4-bit caches; blocks of 16 normal numbers have block scales around 1 with it."""
+
+
+def of_4_bits(rows):
+    """(codes, scales of 16 columns, the numbers that they mean)."""
+    codes, scales, factor = nvfp4.quantize(rows, GLOBAL_SCALE)
+    return codes, scales, nvfp4.dequantize(codes, scales, factor)
+
+
+FULL, PARTIAL = 0, 1
+"""Kinds of a block of scores that is listed; two more kinds are not."""
+
+
+def kind_of_block(head, of_queries, of_keys):
+    return (3 * of_queries + 5 * of_keys + head) % 4
+
+
+def two_thirds(batch, head, q_idx, kv_idx):
+    """The mask of partial blocks."""
+    return (q_idx + kv_idx) % 3 != 0
+
+
+def block_lists(variant: Variant, problem: Problem, device: str) -> BlockSparseTensors:
+    assert variant.blocks is not None
+    rows = (problem.queries[0], problem.keys[0])
+    numbers = [-(-n // size) for n, size in zip(rows, variant.blocks, strict=True)]
+    heads, of_queries, of_keys = (torch.arange(n, device=device) for n in (problem.heads, *numbers))
+    kinds = kind_of_block(heads[:, None, None], of_queries[:, None], of_keys)[None]
+    lists: dict = {}
+    for name, kind in (("mask", PARTIAL), ("full", FULL)):
+        lists[f"{name}_block_cnt"] = (kinds == kind).sum(-1, dtype=torch.int32)
+        first = (kinds == kind).int().argsort(dim=-1, descending=True, stable=True)
+        lists[f"{name}_block_idx"] = first.to(torch.int32)
+    return BlockSparseTensors(**lists, block_size=variant.blocks)
 
 
 def starts(numbers) -> list[int]:

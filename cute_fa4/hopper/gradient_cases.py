@@ -16,6 +16,9 @@ class Problem:
     depths         head dims of q and k, and of v
     packed         the sequences share one dimension, with offsets
     lse            the log-sum-exp has a gradient, too
+    sink           a sink for each query head, whose gradient is checked, too; dense calls only
+    softcap        0: off
+    blocks         sizes of listed blocks: a third of them is full, of another third a function hides keys; no window
     """
 
     queries: tuple[int, ...]
@@ -26,6 +29,9 @@ class Problem:
     window: tuple[int | None, int | None] = (None, None)
     packed: bool = False
     lse: bool = False
+    sink: bool = False
+    softcap: float = 0.0
+    blocks: tuple[int, int] | None = None
 
     @property
     def title(self) -> str:
@@ -35,7 +41,9 @@ class Problem:
         """
         parts = [f"gradients d={self.depths[0]}/{self.depths[1]} {self.dtype}"]
         parts += ["heads {}/{}".format(*self.heads), f"window {self.window}"]
-        parts += ["packed"] * self.packed + ["with lse"] * self.lse
+        parts += ["packed"] * self.packed + ["with lse"] * self.lse + ["sinks"] * self.sink
+        parts += [f"soft cap {self.softcap:g}"] * bool(self.softcap)
+        parts += ["lists of {} x {}".format(*self.blocks)] if self.blocks else []
         return ", ".join((*parts, f"queries {self.queries}", f"keys {self.keys}"))
 
 
@@ -56,6 +64,8 @@ PROBLEMS = (
     dense(1, 300, 300, depths=(8, 8), heads=(2, 2)),
     dense(1, 300, 400, window=CAUSAL, depths=(64, 128)),
     dense(2, 300, 350, window=CAUSAL, lse=True),
+    dense(2, 300, 300, window=CAUSAL, softcap=5.0),
+    dense(2, 200, 330, window=(127, 0), sink=True, lse=True, depths=(64, 64), heads=(8, 1)),
     # About 400 CTAs of each kernel on 132 multiprocessors, and long rings.
     dense(4, 1025, 1500, heads=(12, 3), window=CAUSAL),
     dense(1, 4096, 4096, heads=(2, 1)),
@@ -63,4 +73,8 @@ PROBLEMS = (
     Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, window=CAUSAL),
     Problem((0, 7, 300), (4, 0, 300), packed=True, lse=True),
     Problem(tuple(i * i * 7 % 301 for i in range(32)), tuple(i * i * 11 % 501 for i in range(32)), packed=True),
+    # Lists of each head: of one tile and of two a block, empty ones, and long ones.
+    dense(2, 300, 700, blocks=(128, 128)),
+    dense(1, 4000, 4096, heads=(4, 1), depths=(64, 128), blocks=(256, 256), lse=True),
+    Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, blocks=(128, 256)),
 )  # fmt: skip

@@ -12,42 +12,78 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
 
-from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import BlockSparseTensors, flash_attn_func, flash_attn_varlen_func
+from cute_fa4.block_sparsity import FULL, PARTIAL, listed
 from cute_fa4.hopper.check import WrongResult, bits
 from cute_fa4.hopper.gradient_cases import Problem
 from cute_fa4.hopper.variant import DTYPES
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 
+NAMES = ("dq", "dk", "dv", "dsink")
+KINDS = (PARTIAL, FULL)  # of listed blocks, in the order of the fields of BlockSparseTensors
 SPARE_ROWS = 200  # after the last sequence of packed tensors: more than a tile
 
 
 @dataclass
 class Call:
-    """Tensors of a problem: q, k, v and the gradients of out and of the log-sum-exp."""
+    """Tensors of a problem: q, k, v and the gradients of out and of the log-sum-exp.
+
+    kinds: 0, PARTIAL or FULL for each block of queries and keys, (1, heads, query blocks, key blocks)
+    """
 
     problem: Problem
     tensors: tuple[torch.Tensor, ...]
     dlse: torch.Tensor | None
+    sink: torch.Tensor | None = None
+    kinds: torch.Tensor | None = None
 
     def launch(self) -> tuple[torch.Tensor, ...]:
-        """(dq, dk, dv) of a forward and a backward pass."""
+        """(dq, dk, dv) of a forward and a backward pass, and dsink if there are sinks."""
         problem, (*inputs, dout) = self.problem, self.tensors
         inputs = [x.detach().requires_grad_() for x in inputs]
-        options = dict(window_size=problem.window, return_lse=problem.lse)
+        options = dict(window_size=problem.window, return_lse=problem.lse, softcap=problem.softcap)
+        wanted = list(inputs)
+        if self.sink is not None:
+            wanted.append(self.sink.detach().requires_grad_())
+            options["learnable_sink"] = wanted[-1]
         function = flash_attn_func
         if problem.packed:
             function = flash_attn_varlen_func
             for name, lengths in (("q", problem.queries), ("k", problem.keys)):
                 options[f"cu_seqlens_{name}"] = _offsets(lengths, dout.device)
                 options[f"max_seqlen_{name}"] = max(lengths)
+        if self.kinds is not None:
+            lists = (x for kind in KINDS for x in listed(self.kinds == kind))
+            options["block_sparse_tensors"] = BlockSparseTensors(*lists, block_size=problem.blocks)
+            options["mask_mod"] = hides
         results = function(*inputs, **options)
         if not problem.lse:
-            return torch.autograd.grad(results, inputs, dout)
-        return torch.autograd.grad(results, inputs, (dout, self.dlse))
+            return torch.autograd.grad(results, wanted, dout)
+        return torch.autograd.grad(results, wanted, (dout, self.dlse))
+
+    def reference_options(self, rows: int, keys: int) -> dict:
+        """Options of gradients_float64 for a sequence of so many queries and keys."""
+        found: dict = dict(window_size=self.problem.window)
+        if cap := self.problem.softcap:
+            found["score_mod"] = lambda scores: cap * torch.tanh(scores / cap)
+        if self.sink is not None:
+            found["sink"] = self.sink
+        if self.kinds is not None and self.problem.blocks is not None:
+            kinds = self.kinds
+            for dim, size in enumerate(self.problem.blocks, start=2):
+                kinds = kinds.repeat_interleave(size, dim)
+            kinds = kinds[:, :, :rows, :keys]
+            heads, queries, columns = (
+                torch.arange(n, device=kinds.device) for n in kinds.shape[1:]
+            )
+            shown = hides(0, heads[:, None, None], queries[:, None], columns)
+            found["visible"] = (kinds == FULL) | (kinds == PARTIAL) & shown
+        return found
 
     def sequences(self):
         """(place of its queries, of its keys, of its LSE) of each sequence."""
@@ -56,6 +92,11 @@ class Call:
         starts = [list(accumulate(n, initial=0)) for n in (self.problem.queries, self.problem.keys)]
         rows = [list(map(slice, s, s[1:])) for s in starts]
         return [(q, k, (slice(None), q)) for q, k in zip(*rows, strict=True)]
+
+
+def hides(batch, head, q_idx, kv_idx):
+    """The mask function of partial blocks, which hides every third key."""
+    return (q_idx + kv_idx + head) % 3 != 0
 
 
 def _offsets(lengths, device) -> torch.Tensor:
@@ -82,7 +123,13 @@ def call(problem: Problem, device: str, seed: int = 0) -> Call:
         *rows, heads, _ = tensors[3].shape
         shape = (heads, *rows) if problem.packed else (rows[0], heads, rows[1])
         dlse = torch.randn(shape, generator=random, device=device)
-    return Call(problem, tensors, dlse)
+    sink = torch.randn(heads_q, generator=random, device=device) if problem.sink else None
+    kinds = None
+    if problem.blocks is not None:
+        rows = zip((max(problem.queries), max(problem.keys)), problem.blocks, strict=True)
+        shape = (1, heads_q, *(-(-longest // size) for longest, size in rows))
+        kinds = torch.randint(0, FULL + 1, shape, generator=random, device=device)
+    return Call(problem, tensors, dlse, sink, kinds)
 
 
 def check(problem: Problem, device: str = "cuda", seed: int = 0) -> dict:
@@ -91,15 +138,17 @@ def check(problem: Problem, device: str = "cuda", seed: int = 0) -> dict:
     begin = time.perf_counter()
     first, again = made.launch(), made.launch()
     seconds = (time.perf_counter() - begin) / 2
-    for name, a, b in zip(("dq", "dk", "dv"), first, again, strict=True):
+    for name, a, b in zip(NAMES, first, again, strict=False):
         if not bits(a).equal(bits(b)):
             raise WrongResult(f"{problem.title}: {name} differs between two launches")
     of_allowed = 0.0
     for places in made.sequences():
         of_allowed = max(of_allowed, _measured(made, first, places))
+    if problem.sink:
+        of_allowed = max(of_allowed, _measured_of_sinks(made, first[-1]))
     if problem.packed:
         ends = sum(problem.queries), sum(problem.keys), sum(problem.keys)
-        for name, x, end in zip(("dq", "dk", "dv"), first, ends, strict=True):
+        for name, x, end in zip(NAMES, first, ends, strict=False):
             if x[end:].any():
                 raise WrongResult(f"{problem.title}: {name} of rows of no sequence is not 0")
     return dict(**asdict(problem), title=problem.title, of_allowed=of_allowed, seconds=seconds)
@@ -118,17 +167,28 @@ def _measured(made: Call, gradients, places) -> float:
             )
         return 0.0
     dlse = None if made.dlse is None else made.dlse[of_lse][None]
-    options = dict(window_size=made.problem.window)
+    exact, allowed = _exact_and_allowed(made, (q, k, v, dout), dlse)
+    found = (x[at][None] for x, at in zip(gradients, (of_q, of_k, of_k), strict=False))
+    return max(map(partial(_share, made), NAMES, found, exact, allowed))
+
+
+def _measured_of_sinks(made: Call, dsink) -> float:
+    """The same of the gradient of sinks, to which all sequences add."""
+    exact, allowed = _exact_and_allowed(made, made.tensors, made.dlse)
+    return _share(made, NAMES[-1], dsink, exact[-1], allowed[-1])
+
+
+def _exact_and_allowed(made: Call, tensors, dlse) -> tuple:
+    q, k, v, dout = tensors
+    options = made.reference_options(q.shape[1], k.shape[1])
     exact = gradients_float64(q, k, v, dout, dlse, **options)
-    allowed = allowed_gradient_errors(q, k, v, dout, dlse, **options)
-    worst = 0.0
-    for name, x, at, wanted, most in zip(
-        ("dq", "dk", "dv"), gradients, (of_q, of_k, of_k), exact, allowed, strict=True
-    ):
-        error = max_error(x[at][None], wanted)
-        if not error <= most:
-            raise WrongResult(
-                f"{made.problem.title}: {name} is off by {error:.2e}, allowed {most:.2e}"
-            )
-        worst = max(worst, error / most)
-    return worst  # fmt: skip
+    return exact, allowed_gradient_errors(q, k, v, dout, dlse, **options)
+
+
+def _share(made: Call, name: str, found, exact, allowed: float) -> float:
+    error = max_error(found, exact)
+    if not error <= allowed:
+        raise WrongResult(
+            f"{made.problem.title}: {name} is off by {error:.2e}, allowed {allowed:.2e}"
+        )
+    return error / allowed

@@ -53,6 +53,32 @@ _MIXED_INPUTS = {"fma": 2, "add": 1, "sub": 1}
 """How many of the operands have 16 bits: PTX ISA, "Mixed Precision Floating Point Instructions"."""
 
 
+def from_4_bits(token: Token) -> str:
+    """Two E2M1 numbers of a byte, whose exponents have a bias of 1, as fp16, where it is 15; exact, subnormals too."""
+    if token.opcode != "cvt.rn.f16x2.e2m1x2":
+        refuse(token)
+    to, byte = token.operands
+    places = (
+        (0x8, 12),
+        (0x7, 9),
+        (0x80, 24),
+        (0x70, 21),
+    )  # sign and magnitude of the low number, then the high one
+    moves = [
+        f"and.b32 tc_p, tc_b, {bits}; shl.b32 tc_p, tc_p, {left}; or.b32 tc_f, tc_f, tc_p;"
+        for bits, left in places
+    ]
+    return block(
+        token.guard,
+        ".reg .b32 tc_b, tc_p, tc_f, tc_s;",
+        f"cvt.u32.u8 tc_b, {byte};",
+        "mov.b32 tc_f, 0;",
+        *moves,
+        "mov.b32 tc_s, 0x74007400;",
+        f"mul.rn.f16x2 {to}, tc_f, tc_s;",
+    )
+
+
 def three_inputs(token: Token) -> str | None:
     if len(token.operands) != 4:
         return None

@@ -14,6 +14,7 @@
         fma, add, mul, sub .f32x2                            two scalar operations with the same rounding
         fma, add, sub .f32.bf16, .f32.f16                    conversions, which are exact, and the operation in float32
         max, min with three inputs                           two of them with two
+        cvt .f16x2.e2m1x2                                    the bits at their place in fp16, times 2^14
         clusterlaunchcontrol.query_cancel                    reads the software's own answer
         tcgen05.wait, tcgen05.fence                          fence.acq_rel.gpu, where they order memory
 
@@ -160,6 +161,7 @@ class _Rewriter:
             ("", ".f32x2", in_steps.packed),
             ("", ".f32.bf16", in_steps.mixed),
             ("", ".f32.f16", in_steps.mixed),
+            ("cvt.rn.f16x2", ".e2m1x2", in_steps.from_4_bits),
             ("redux.sync", ".f32", in_steps.reduction),
             ("max", ".f32", in_steps.three_inputs),
             ("min", ".f32", in_steps.three_inputs),

@@ -28,7 +28,9 @@ class Variant:
     num_splits, tokens_per_split   as in the public functions
     decode  its problems have a few queries per sequence
     cache   dtype of K and V if it is not Q's, for calls of few rows, which dequantize it; with scales between 0.5 and 2
-            per sequence and key head. "rows": a latent cache of 656 bytes per row
+            per sequence and key head. "rows": a latent cache of 656 bytes per row. "nvfp4": pages of 4-bit numbers
+            with a scale per 16 columns
+    blocks  (queries, keys) of the blocks that lists of key blocks name, None for none; each head has its own lists
     of_tokens   8-bit K and V, dense or in pages, have a scale per token and head
     of_blocks   8-bit Q and K have an e8m0 scale per 32 columns (MXFP8)
     rope    last columns of K that all heads share, passed as k_rope, 0 for none; rope_dtype if it is not K's: 16-bit
@@ -63,6 +65,7 @@ class Variant:
     of_tokens: bool = False
     of_blocks: bool = False
     lse: bool = True
+    blocks: tuple[int, int] | None = None
 
     def dtype_of(self, of: str) -> torch.dtype:
         """dtype of "q", "k", "v" or "out"."""
@@ -101,6 +104,7 @@ class Variant:
         parts += ["scales of tokens"] * self.of_tokens + ["scales of blocks"] * self.of_blocks
         parts += [f"{self.cache} cache"] * bool(self.cache) + [f"{self.out} out"] * bool(self.out)
         parts += [f"{self.listed} listed keys"] * bool(self.listed) + ["no LSE"] * (not self.lse)
+        parts += ["lists of blocks of {} x {}".format(*self.blocks)] if self.blocks else []
         return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)
 
     @property

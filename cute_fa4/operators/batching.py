@@ -1,8 +1,8 @@
 """torch.vmap over an operator: one more batch dimension, or one call per example where folding would differ.
 
 folded      dense attention without functions of the batch: (examples, batch, ...) -> (examples * batch, ...)
-a loop      packed and paged batches, whose offsets and pages are one example's; sinks, aux tensors and functions of
-            the user, who are told a sequence of one example. Each example writes to its own caches
+a loop      packed and paged batches, whose offsets and pages are one example's; sinks, aux tensors, lists of key blocks
+            and functions of the user, who are told a sequence of one example. Each example writes to its own caches
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rule(operator: Callable, call: dict, written: list[str]):
         for name in written:
             if name not in batched and name != "workspace" and plain[name] is not None:
                 raise ValueError(
-                    f"{name}: written, and one for all {examples} examples of vmap; accepted: one for each, by in_dims"
+                    f"{name}: written, but one for all {examples} examples of vmap; accepted: one for each, by in_dims"
                 )
         if _folds(plain, batched):
             results = _folded(operator, plain, batched, examples)
@@ -92,6 +92,7 @@ def _folds(call: dict, batched: set) -> bool:
         and not scales
         and batched <= set(_FOLDED)
         and not call["aux_tensors"]
+        and call["mask_block_cnt"] is None
         and all(part.startswith(SAME_FOR_ALL_SEQUENCES) for part in parts)
         and ("out" not in call or _is_foldable(call["out"]))
     )

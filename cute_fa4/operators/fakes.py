@@ -13,6 +13,9 @@ from collections.abc import Callable
 import torch
 
 from cute_fa4.calls import append, attention, latent, prepare
+from cute_fa4.calls.operands import new_rows
+from cute_fa4.calls.operands.blocks import checked_blocks, of_operator
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.rope import checked_rope
 from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.calls.operands.strides import views_for_descriptors
@@ -54,7 +57,7 @@ def new_out(arguments: dict) -> torch.Tensor:
 def _depth_of_values(arguments: dict) -> int:
     if "latent_cache" in arguments:
         return LATENT_DEPTHS[1]
-    return arguments.get("v_cache", arguments["v"]).shape[-1]
+    return columns_of(arguments.get("v_cache", arguments["v"]))
 
 
 # --- refusals of each function
@@ -79,8 +82,8 @@ def check_append(call: dict) -> None:
         check_tensors(*tensors.of(ROWS))
     append.cache_lengths(tensors.seqused_k, tensors.batch, tensors.q.device)
     scales = checked_scales(tensors, tensors.batch, heads_first)
-    append.check_written(tensors, append.written_scales(tensors, scales))
-    append.check_append(tensors, tensors.batch, contents=False)
+    new_rows.check_written(tensors, new_rows.written_scales(tensors, scales))
+    new_rows.check_append(tensors, tensors.batch, contents=False)
     with append.names_of_caches():
         _check(tensors._replace(**dict.fromkeys(NAMES[NEW])), call, heads_first=heads_first)
 
@@ -93,7 +96,8 @@ def check_latent(call: dict) -> None:
 # Options for the checks of tensors, and options for resolve.
 _OF_TENSORS = ("max_seqlen_k", "seqused_k_excludes_new", "kv_layout")
 _OPTIONS = (
-    "softmax_scale", "pack_gqa", "aux_tensors", "num_splits", "tokens_per_split", "learnable_sink",
+    "softmax_scale", "pack_gqa", "aux_tensors", "num_splits", "tokens_per_split", "batch_invariant",
+    "learnable_sink",
 )  # fmt: skip
 
 
@@ -127,20 +131,20 @@ def _check_kernel(where: Where, call: dict, latent: bool, heads_first: bool) -> 
         **{name: call[name] for name in _OPTIONS},
         scales=checked_scales(tensors, tensors.batch, heads_first),
         rope=rope,
+        blocks=checked_blocks(tensors, of_operator(call), where, contents=False),
         latent=latent,
     )
     check_aux(resolved, tensors.batch, q.shape[-2], q.shape[:-2].numel())
-    attention.check_out_apart(out, where, resolved)
+    attention.check_out_apart(where, resolved)
     if 0 in (q.numel(), k.numel(), tensors.batch):
         return
-    given_out = out
     if out is None:
-        shape = (*q.shape[:-1], v.shape[-1])
+        shape = (*q.shape[:-1], columns_of(v))
         out = _StandIn(q, shape, torch.empty(shape, device="meta").stride(), 0)
     *_, rows_per_page = views_for_descriptors(q, k, v, out, where)
     target = Target("cuda", EMULATED_ARCH)
     lse = call["return_lse"]
-    attention.config_of(q, k, v, given_out, where, resolved, rows_per_page, lse, target)
+    attention.config_of(where, resolved, rows_per_page, lse, target)
 
 
 # --- tensors without data

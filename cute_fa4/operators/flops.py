@@ -11,20 +11,54 @@ sequence then counts as one of max_seqlen, or of all rows or pages.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils.flop_counter import register_flop_formula
 
 from cute_fa4.calls.latent import values_of
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.operands import LENGTHS_OF_QUERIES
+
+COUNTER = "torch.utils.flop_counter"
 
 
 def register(operators: dict[str, torch._ops.OpOverload]) -> None:
     """Have FlopCounterModes that are made from now on count these operators."""
+    if COUNTER in sys.modules:
+        _register(sys.modules[COUNTER], operators)
+    else:
+        sys.meta_path.insert(0, _AfterImport(operators))
+
+
+def _register(counter, operators: dict[str, torch._ops.OpOverload]) -> None:
     for operator in operators.values():
-        register_flop_formula(operator.overloadpacket, get_raw=True)(_formula(operator))
+        counter.register_flop_formula(operator.overloadpacket, get_raw=True)(_formula(operator))
+
+
+class _AfterImport:
+    """A finder that finds nothing itself: it has torch's module register the formulas after its import."""
+
+    def __init__(self, operators: dict[str, torch._ops.OpOverload]):
+        self.operators = operators
+
+    def find_spec(self, name, path=None, target=None):
+        if name != COUNTER:
+            return None
+        with contextlib.suppress(ValueError):  # another thread has removed it
+            sys.meta_path.remove(self)
+        spec = find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module):
+            execute(module)
+            _register(module, self.operators)
+
+        spec.loader.exec_module = execute_and_register
+        return spec
 
 
 def _formula(operator) -> Callable[..., int]:
@@ -51,7 +85,7 @@ def count(*, q, k=None, v=None, **call) -> int:
     elif call.get("seqused_k_excludes_new"):
         keys = _sum(keys, queries)
     scores = q.shape[-2] * sum(m * n for m, n in zip(queries, keys, strict=True))
-    return 2 * scores * (q.shape[-1] + values.shape[-1])
+    return 2 * scores * (q.shape[-1] + columns_of(values))
 
 
 def _queries(q, call: dict) -> list[int]:

@@ -1,46 +1,70 @@
 """torch.ops.cute_fa4.flash_attn_backward, and how the attention operators use it: which results have a derivative.
 
-    flash_attn, flash_attn_varlen    q, k, v or learnable_sink wants a gradient: out and lse have a node whose
-                                     backward is the operator
-    flash_attn_backward              has no derivative: create_graph=True is refused
+    flash_attn, flash_attn_varlen    q, k, v, learnable_sink or aux_tensors wants a gradient: out and lse have a node
+                                     whose backward is the operators below
+    flash_attn_backward              (dq, dk, dv, dsink); in_float32: dq, dk and dv before they are rounded
+    flash_attn_backward_aux          gradients of aux_tensors[i] for i in wanted
+
+The operators of the backward pass have no derivative: create_graph=True is refused.
 
 Arguments without a derivative are refused by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch.compiler import disable, is_dynamo_compiling
 
 from cute_fa4.calls import backward
+from cute_fa4.calls.aux_gradients import gradients_of_aux
 from cute_fa4.calls.backward import TENSORS, Attended, Scores
+from cute_fa4.calls.block_lists import Lists
 from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
-from cute_fa4.calls.operands.tracing import is_transformed
-from cute_fa4.operators.registration import defined
+from cute_fa4.calls.operands.tracing import is_derived, is_transformed
+from cute_fa4.operands import BLOCKS, NAMES
+from cute_fa4.operators import batching
+from cute_fa4.operators.registration import arguments_of, defined
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.backward.config import MOST_DEPTH
 
-_SCHEMA = (
-    "flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, *, Tensor? dlse=None, "
+_ARGUMENTS = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, *, Tensor? dlse=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
     "Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? key_limit=None, float softmax_scale, "
     "str mask='Full()', SymInt[] mask_sizes=[], Tensor? learnable_sink=None, str score_mod='', str mask_mod='', "
-    "Tensor[]? aux_tensors=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)"
+    f"Tensor[]? aux_tensors=None, {', '.join(f'Tensor? {name}=None' for name in NAMES[BLOCKS])}, int[] block_size=[]"
+)
+_SCHEMA = (
+    f"flash_attn_backward({_ARGUMENTS}, bool in_float32=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    f"flash_attn_backward_aux({_ARGUMENTS}, int[] wanted) -> Tensor[]",
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _QKV = ("q", "k", "v")
 WITH_GRADIENT = (*_QKV, "learnable_sink")
-_REST = ("softmax_scale", "mask", "mask_sizes", "score_mod", "mask_mod")
+_REST = ("softmax_scale", "mask", "mask_sizes", "score_mod", "mask_mod", "block_size")
 _ACCEPTED = backward.ACCEPTED | {*_QKV, *_REST, "return_lse", "kv_layout"}
-_OFF = (None, "", False)
+_TENSORS = (*WITH_GRADIENT, *(name for name in TENSORS if name not in WITH_GRADIENT))
+_OF_TRANSFORMS = (
+    "of an operator inside of a transform of torch.func, such as grad, vjp and vmap of them; accepted: "
+    "cute_fa4.flash_attn_func and flash_attn_varlen_func, which call it"
+)
+_OFF: tuple = (None, "", False, [])
 
 
 def wanted(call: dict) -> str | None:
     """Which of WITH_GRADIENT wants a gradient, where one is recorded."""
     if not torch.is_grad_enabled():
         return None
-    given = (name for name in WITH_GRADIENT if call.get(name) is not None)
-    return next((name for name in given if call[name].requires_grad), None)
+    return next((name for name, x in with_gradient(call).items() if x.requires_grad), None)
+
+
+def with_gradient(call: dict) -> dict[str, torch.Tensor]:
+    """The tensors of a call that may have a gradient, by their names in messages."""
+    given = {name: call[name] for name in WITH_GRADIENT if call.get(name) is not None}
+    return given | named_aux(call.get("aux_tensors"))
 
 
 def check(call: dict) -> None:
@@ -48,26 +72,20 @@ def check(call: dict) -> None:
     name = wanted(call)
     if name is None:
         return
-    given = call | named_aux(call.get("aux_tensors"))
-    given = {
-        n: x for n, x in given.items() if n not in WITH_GRADIENT and isinstance(x, torch.Tensor)
-    }
-    check_no_gradient(given)
-    why = _reason(call)
+    accepted = with_gradient(call)
+    check_no_gradient(
+        {n: x for n, x in call.items() if n not in accepted and isinstance(x, torch.Tensor)}
+    )
+    why = _OF_TRANSFORMS if is_transformed() else _reason(call)
     if why is not None:
         raise NotImplementedError(
-            f"{name}: requires_grad is True and the backward pass is not built {why}; accepted: requires_grad False; "
-            f"call under torch.no_grad() or pass {name}.detach()"
+            f"{name}: requires_grad is True and the backward pass is not supported {why}; accepted: requires_grad "
+            f"False; call under torch.no_grad() or pass {name}.detach()"
         )
 
 
 def _reason(call: dict) -> str | None:
     """Why a call has no derivative."""
-    if is_transformed():
-        return (
-            "inside of a transform of torch.func, such as grad, vjp and vmap of them; accepted for derivatives: "
-            "torch.autograd.grad and Tensor.backward"
-        )
     for name, value in call.items():
         off = not isinstance(value, torch.Tensor) and value in _OFF
         if name not in _ACCEPTED and not off:
@@ -90,48 +108,142 @@ def _reason(call: dict) -> str | None:
     return None
 
 
+_BEFORE_AUX = len(WITH_GRADIENT) + 2  # arguments of _Differentiable.forward
+
+
 class _Differentiable(torch.autograd.Function):
-    """out, and lse where it was asked for, of a call that check() has passed."""
+    """(out, lse) of a call that has a derivative.
+
+    forward(attend, call, *tensors): attend(tensors) -> (out, lse); call: the arguments that are no tensors, by name;
+    tensors: as _tensors_of returns them. torch.func takes it, too: all that backward does are operators.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, q, k, v, sink, attend, call):
-        out, lse = attend()
-        tensors = (call.get(name) for name in TENSORS)
-        ctx.save_for_backward(q, k, v, out, lse, *tensors, *(call["aux_tensors"] or ()))
-        ctx.call = {name: call[name] for name in _REST}
-        for name, rows in (("q", q), ("k", k)):
-            if call.get(f"cu_seqlens_{name}") is not None:
-                longest = call[f"max_seqlen_{name}"]
-                ctx.call[f"max_seqlen_{name}"] = rows.shape[0] if longest is None else longest
-        if ctx.call["softmax_scale"] is None:
-            ctx.call["softmax_scale"] = q.shape[-1] ** -0.5
+    def forward(attend, call, *tensors):
+        return attend(tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.call, *tensors = inputs
+        ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
-        if not call["return_lse"]:
-            lse = lse.new_empty(0)
-            ctx.mark_non_differentiable(lse)
-        return out, lse
+        if not ctx.call["return_lse"]:
+            ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, *rest = ctx.saved_tensors
+        *tensors, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        named = dict(zip(TENSORS, rest, strict=False))
-        named["aux_tensors"] = rest[len(TENSORS) :] or None
-        *grads, dsink = flash_attn_backward(dout, q, k, v, out, lse, dlse=dlse, **named, **ctx.call)
-        return *grads, None if named["learnable_sink"] is None else dsink, None, None
+        options = {name: x for name, x in ctx.call.items() if name != "return_lse"}
+        given = dout, dlse, out, lse, *tensors
+        needed = ctx.needs_input_grad[2:]
+        grads = [None] * len(tensors)
+        if any(needed[: len(WITH_GRADIENT)]):
+            found = _once(flash_attn_backward, options, given)
+            count = len(found) - (tensors[_TENSORS.index("learnable_sink")] is None)
+            grads[:count] = found[:count]
+        wanted = [i for i, needs in enumerate(needed[len(_TENSORS) :]) if needs]
+        if wanted:
+            found = _once(flash_attn_backward_aux, options | {"wanted": wanted}, given)
+            for i, gradient in zip(wanted, found, strict=True):
+                grads[len(_TENSORS) + i] = gradient
+        return None, None, *grads
 
 
-def differentiable(attend, call: dict) -> tuple:
-    """(out, lse) with a derivative, of a call that check() has passed. attend: attend() -> (out, lse)."""
-    of_call = (call.get(name) for name in WITH_GRADIENT)
-    return _Differentiable.apply(*of_call, attend, call)
+def _once(operator, options: dict, given: tuple) -> tuple:
+    """Gradients by an operator of the backward pass. given: dout, dlse, out, lse, and what _tensors_of returns."""
+
+    def run(dout, dlse, out, lse, *tensors):
+        named = _named(tensors)
+        qkv = (named.pop(name) for name in _QKV)
+        return tuple(operator(dout, *qkv, out, lse, dlse=dlse, **named, **options))
+
+    # torch.func records every backward pass; elsewhere the operator itself refuses to be recorded.
+    return _Once.apply(run, *given) if is_derived() else run(*given)
 
 
-# --- the operator
+class _Once(torch.autograd.Function):
+    """run(*tensors), which torch.func may record, but not differentiate."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(run, *tensors):
+        return run(*tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Nothing is kept for a second derivative."""
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(
+            "flash_attn_func, flash_attn_varlen_func: a derivative of their derivative, which is not supported; "
+            "accepted: one torch.func.grad, vjp or jacrev around a call, and no torch.func.hessian"
+        )
 
 
-def _run(dout, q, k, v, out, lse, *, dlse=None, **options):
+def _tensors_of(call: dict) -> list:
+    """The tensors of a call with a derivative: q, k, v, a sink, all that have none, aux tensors."""
+    return [call.get(name) for name in _TENSORS] + list(call["aux_tensors"] or ())
+
+
+def _named(tensors) -> dict:
+    """The inverse, by name."""
+    named = dict(zip(_TENSORS, tensors, strict=False))
+    return named | {"aux_tensors": list(tensors[len(_TENSORS) :]) or None}
+
+
+def differentiable(operator, call: dict) -> tuple:
+    """(out, lse) with a derivative, of a call that check() has passed. operator: operator(**call) -> (out, lse)."""
+    others = {name: call[name] for name in (*_REST, "return_lse")}
+    if others["softmax_scale"] is None:
+        others["softmax_scale"] = call["q"].shape[-1] ** -0.5
+    for name in _QKV[:2]:
+        if call.get(f"cu_seqlens_{name}") is not None:
+            longest = call[f"max_seqlen_{name}"]
+            others[f"max_seqlen_{name}"] = call[name].shape[0] if longest is None else longest
+
+    def attend(tensors):
+        given = {name: x for name, x in _named(tensors).items() if name in call}
+        return operator(**(call | given | {"return_lse": True}))
+
+    out, lse = _Differentiable.apply(attend, others, *_tensors_of(call))
+    return out, lse if call["return_lse"] else lse.new_empty(0)
+
+
+def through_transforms(operator, call: dict) -> tuple:
+    """operator(**call), and where torch.func takes derivatives, one that it sees."""
+    if not is_dynamo_compiling() and is_derived():
+        complete = arguments_of(operator.default)((), call)
+        if _reason(complete) is None:
+            return _derived(operator, complete)
+    return operator(**call)
+
+
+# After a break of a graph, a compiler would look into the frames of torch.func's levels, which it cannot hold.
+_derived = disable(differentiable, reason="torch.func records the call")
+
+
+# --- the operators
+
+
+def _run(dout, q, k, v, out, lse, *, dlse=None, in_float32=False, **options):
+    attended, scores = _call(q, k, v, out, lse, options)
+    *grads, dsink = backward.gradients(attended, dout, dlse, scores, in_float32)
+    return *grads, _no_sink(lse) if dsink is None else dsink
+
+
+def _run_aux(dout, q, k, v, out, lse, *, wanted, dlse=None, **options):
+    attended, scores = _call(q, k, v, out, lse, options)
+    return gradients_of_aux(attended, dout, dlse, scores, tuple(wanted))
+
+
+def _call(q, k, v, out, lse, options):
+    """The forward pass that an operator is told about: Attended, Scores. options: its keyword arguments."""
     given = dict.fromkeys((*TENSORS, "aux_tensors", "max_seqlen_q", "max_seqlen_k")) | options
     for name in ("q", "k"):
         if given[f"cu_seqlens_{name}"] is not None and given[f"max_seqlen_{name}"] is None:
@@ -146,40 +258,73 @@ def _run(dout, q, k, v, out, lse, *, dlse=None, **options):
         function_of("score_mod", given.get("score_mod", "")),
         function_of("mask_mod", given.get("mask_mod", "")),
         tuple(given["aux_tensors"] or ()),
+        Lists.of_operator(given),
     )
-    attended = Attended(
-        *tensors,
+    lengths = (
         *(given["cu_seqlens_q"], given["cu_seqlens_k"]),
         *(given["max_seqlen_q"] or 0, given["max_seqlen_k"] or 0),
         *(given["seqused_q"], given["seqused_k"], given["key_limit"]),
     )
-    *grads, dsink = backward.gradients(attended, dout, dlse, scores)
-    return *grads, _no_sink(lse) if dsink is None else dsink
+    return Attended(*tensors, *lengths), scores
 
 
 def _no_sink(lse: torch.Tensor) -> torch.Tensor:
     return lse.new_empty(0)
 
 
-def _fake(dout, q, k, v, out, lse, *, learnable_sink=None, **options):
-    grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+def _fake(dout, q, k, v, out, lse, *, learnable_sink=None, in_float32=False, **options):
+    made = {"memory_format": torch.contiguous_format}
+    made |= {"dtype": torch.float32} if in_float32 else {}
+    grads = (torch.empty_like(x, **made) for x in (q, k, v))
     return *grads, _no_sink(lse) if learnable_sink is None else torch.empty_like(learnable_sink)
 
 
-def _below_autograd(keyset, dout, q, k, v, out, lse, **options):
-    """The derivative of the derivative is not supported."""
-    tensors = dict(dout=dout, q=q, k=k, v=v)
-    tensors |= {name: options.get(name) for name in ("dlse", "learnable_sink")}
-    for name, tensor in tensors.items():
-        if torch.is_grad_enabled() and tensor is not None and tensor.requires_grad:
-            raise NotImplementedError(
-                f"{name}: requires_grad is True in the backward pass, and its own derivative (double backward) is not "
-                "built; accepted: torch.autograd.grad and Tensor.backward with create_graph=False"
-            )
-    with torch._C._AutoDispatchBelowAutograd():
-        after = keyset & torch._C._after_autograd_keyset
-        return flash_attn_backward.redispatch(after, dout, q, k, v, out, lse, **options)
+def _fake_aux(dout, q, k, v, out, lse, *, wanted, aux_tensors, **options):
+    tensors = (aux_tensors[i] for i in wanted)
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
 
-_library = defined(_SCHEMA, _TAGS, _run, _below_autograd, _fake)
+def _unrecorded(name: str):
+    """The rule of an operator under autograd: the derivative of the derivative is not supported."""
+
+    def below_autograd(keyset, *given, **options):
+        tensors = dict(zip(("dout", *_QKV), given, strict=False))
+        tensors |= {name: options.get(name) for name in ("dlse", "learnable_sink")}
+        tensors |= named_aux(options.get("aux_tensors"))
+        for called, tensor in tensors.items():
+            if torch.is_grad_enabled() and tensor is not None and tensor.requires_grad:
+                raise NotImplementedError(
+                    f"{called}: requires_grad is True in the backward pass, and its own derivative (double backward) "
+                    "is not supported; accepted: torch.autograd.grad and Tensor.backward with create_graph=False"
+                )
+        operator = getattr(torch.ops.cute_fa4, name).default
+        with torch._C._AutoDispatchBelowAutograd():
+            after = keyset & torch._C._after_autograd_keyset
+            return operator.redispatch(after, *given, **options)
+
+    return below_autograd
+
+
+_RUN: tuple[Callable, ...] = _run, _run_aux
+_FAKES: tuple[Callable, ...] = _fake, _fake_aux
+_libraries = [
+    defined(schema, _TAGS, run, _unrecorded(schema.partition("(")[0]), fake)
+    for schema, run, fake in zip(_SCHEMA, _RUN, _FAKES, strict=True)
+]
+
+
+def _loop_over_examples(library, name: str) -> None:
+    """The rule under torch.vmap."""
+    operator = getattr(torch.ops.cute_fa4, name).default
+    named = arguments_of(operator)
+    library.impl(
+        name,
+        lambda *args, **options: batching.rule(operator, named(args, options), []),
+        "FuncTorchBatched",
+    )
+
+
+for _library, _schema in zip(_libraries, _SCHEMA, strict=True):
+    _loop_over_examples(_library, _schema.partition("(")[0])
 flash_attn_backward = torch.ops.cute_fa4.flash_attn_backward.default
+flash_attn_backward_aux = torch.ops.cute_fa4.flash_attn_backward_aux.default

@@ -10,6 +10,7 @@ from torch.autograd.graph import increment_version
 from cute_fa4.calls.append import prepare_append_and_attention
 from cute_fa4.calls.latent import latent_tensors, prepare_latent_attention
 from cute_fa4.calls.operands.apart import named_aux
+from cute_fa4.calls.operands.blocks import of_operator
 from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.calls.prepare import prepare_attention
@@ -19,6 +20,7 @@ from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.operands import tensors_of
 from cute_fa4.operators import batching, fakes, gradients, schemas, sharding
 from cute_fa4.operators.refusals import in_graph
+from cute_fa4.operators.registration import arguments_of
 from cute_fa4.operators.spelling import function_of, mask_of
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
@@ -44,14 +46,8 @@ def _define_one(library, name, schema, function, check, returned) -> None:
     library.define(name + schema, tags=_TAGS)
     operator = getattr(torch.ops.cute_fa4, name).default
     arguments = operator._schema.arguments
-    names = [a.name for a in arguments]
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
     written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-
-    def named(args: tuple, kwargs: dict) -> dict:
-        """The arguments of a call by name; the dispatcher leaves out those with their default."""
-        # by position: Dynamo of PyTorch 2.8 cannot trace zip(strict=False)
-        return {**defaults, **{names[at]: arg for at, arg in enumerate(args)}, **kwargs}
+    named = arguments_of(operator)
 
     def run(*args, **kwargs):
         call = named(args, kwargs)
@@ -73,11 +69,11 @@ def _define_one(library, name, schema, function, check, returned) -> None:
         if name in DIFFERENTIABLE and gradients.wanted(call):
             in_graph(gradients.check, call=call)
 
-            def attend():
+            def redispatched(**call):
                 with torch._C._AutoDispatchBelowAutograd():
-                    return operator.redispatch(below, **(call | {"return_lse": True}))
+                    return operator.redispatch(below, **call)
 
-            return gradients.differentiable(attend, call)
+            return gradients.differentiable(redispatched, call)
         in_graph(
             check_no_gradient,
             tensors={n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)},
@@ -128,6 +124,7 @@ def _asked(call: dict) -> tuple:
         name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")
     }
     spelled["mask"] = mask_of(call["mask"], tuple(call["mask_sizes"]))
+    spelled["block_sparse_tensors"] = of_operator(call)
     off = {"window_size": (None, None), "causal": False, "softcap": 0.0}
     return asked_of(call | spelled | off)
 

@@ -7,6 +7,19 @@ from collections.abc import Callable
 import torch
 
 
+def arguments_of(operator) -> Callable[[tuple, dict], dict]:
+    """f(args, kwargs) -> arguments of a call by name; the dispatcher leaves out those with their default."""
+    arguments = operator._schema.arguments
+    names = [a.name for a in arguments]
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+
+    def named(args: tuple, kwargs: dict) -> dict:
+        # by position: Dynamo of PyTorch 2.8 cannot trace zip(strict=False)
+        return {**defaults, **{names[at]: arg for at, arg in enumerate(args)}, **kwargs}
+
+    return named
+
+
 def defined(
     schema: str,
     tags: tuple,

@@ -15,11 +15,15 @@ from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
 from cute_fa4.calls import queries
 from cute_fa4.calls.latent import check_latent_tensors
-from cute_fa4.calls.operands.tensors import check_tensors, unbuilt_parameters
+from cute_fa4.calls.operands import new_rows
+from cute_fa4.calls.operands.blocks import of_operator, taken
+from cute_fa4.calls.operands.four_bits import refuse_new_rows
+from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.options import resolve
 from cute_fa4.operands import NAMES, OFFSETS_OF_QUERIES, SCALES
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
+from cute_fa4.operators.gradients import through_transforms
 from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.schemas import names_of
 from cute_fa4.operators.spelling import is_known, spell_mask
@@ -29,9 +33,9 @@ _ops = torch.ops.cute_fa4
 
 _OPTIONS = (
     "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
-    "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split",
+    "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split", "batch_invariant",
 )  # fmt: skip
-_SCALES = NAMES[SCALES]
+_SCALES = tuple(name for name in NAMES[SCALES] if name in names_of("all"))  # of every operator
 _UNBUILT_OF_CACHE = ("rotary_cos", "rotary_sin", "qv")
 # The arguments that only one operator has, for each operator.
 _DENSE, _VARLEN, _APPEND = map(names_of, ("dense", "varlen", "append"))
@@ -42,7 +46,8 @@ def dense(function, given: dict):
     outside = _outside(given)
     if outside is not None:
         return outside(function, given)
-    call = _named(given, _DENSE) | _options(given, differentiable=True)
+    call = _named(given, _DENSE) | _lists(given)
+    call |= _options(given, differentiable=True, blocks=of_operator(call))
     return _call(_ops.flash_attn, _ops.flash_attn_out, call, given)
 
 
@@ -52,7 +57,8 @@ def varlen(function, given: dict):
     if outside is not None:
         return outside(function, given)
     given = _without_aliases(given)
-    call = _named(given, _VARLEN) | _options(given, differentiable=True)
+    call = _named(given, _VARLEN) | _lists(given)
+    call |= _options(given, differentiable=True, blocks=of_operator(call))
     for name in ("max_seqlen_q", "max_seqlen_k"):
         call[name] = _length(name, given[name])
     return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
@@ -66,7 +72,7 @@ def kvcache(function, given: dict):
     caches.refuse_unbuilt(**_named(given, _UNBUILT_OF_CACHE))
     given = _without_aliases(given)
     required = ("k", "v", "cache_seqlens", "cu_seqlens_k_new", "page_table")
-    caches.check_given(**_named(given, required))
+    new_rows.check_given(**_named(given, required))
     cache = {"k": given["k_cache"], "v": given["v_cache"]}
     options = _options(given | cache)
     options["max_seqlen_q"] = _length("max_seqlen_q", given["max_seqlen_q"])
@@ -79,7 +85,8 @@ def kvcache(function, given: dict):
         call = _named(given, _VARLEN) | options | cache | {"seqused_k": lengths}
         return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
     call = _named(given, _APPEND) | options | {"cache_seqlens": lengths}
-    if caches.brings_scales(given["k"], given["k_cache"], given["k_descale"], given["v_descale"]):
+    refuse_new_rows(given["k_cache"])
+    if new_rows.brings_scales(given["k"], given["k_cache"], given["k_descale"], given["v_descale"]):
         operators = _ops.flash_attn_append_scales, _ops.flash_attn_append_scales_out
     else:
         operators = _ops.flash_attn_append, _ops.flash_attn_append_out
@@ -105,7 +112,7 @@ def _call(functional, mutating, call: dict, given: dict):
     _register_rules()
     out, workspace = given["out"], given["workspace"]
     if out is workspace is None:
-        out, lse = functional(**call)
+        out, lse = through_transforms(functional, call)
     else:
         out = new_out(call) if out is None else out
         lse = mutating(out, **call, workspace=workspace)
@@ -117,7 +124,8 @@ def _call(functional, mutating, call: dict, given: dict):
 
 _FUNCTION = (
     "score_mod, mask_mod: a Python function, whose closure and globals a graph cannot watch; accepted in a graph: "
-    "functions of cute_fa4.score_mods, and cute_fa4.score_mods.ScoreMod.of(function), made outside of it"
+    "functions of cute_fa4.score_mods, and cute_fa4.score_mods.ScoreMod.of(function), made outside of it from a "
+    "function without captured tensors"
 )
 
 
@@ -132,8 +140,8 @@ def _not_traced(function, given: dict):
 
 
 _MESSAGES = (
-    "scaled_dot_product_attention inside of torch's context_parallel: rows of other ranks come in messages, for which "
-    "a graph ends; accepted: torch.compile with fullgraph=False, its default"
+    "scaled_dot_product_attention inside of torch's context_parallel: rows of other ranks arrive in messages, at "
+    "which a graph breaks; accepted: torch.compile with fullgraph=False, its default"
 )
 
 
@@ -154,7 +162,8 @@ def _outside(given: dict):
     if not is_dynamo_compiling():
         return None
     for name in ("score_mod", "mask_mod"):
-        if given[name] is not None and not isinstance(given[name], ScoreMod):
+        mod = given[name]
+        if mod is not None and not (isinstance(mod, ScoreMod) and mod.captured == ()):
             return _with_function
     return None
 
@@ -176,16 +185,24 @@ def _without_aliases(given: dict) -> dict:
     return given | {"page_table": table, "learnable_sink": sink, "return_lse": lse}
 
 
-def _options(given: dict, differentiable: bool = False) -> dict:
+def _lists(given: dict) -> dict:
+    """The arguments for block_sparse_tensors."""
+    if given["block_sparse_tensors"] is None:
+        return {}
+    found = taken(given["block_sparse_tensors"])
+    blocks = found.pop("block_sparse_tensors")
+    return found | {"block_size": [blocks.queries, blocks.keys]}
+
+
+def _options(given: dict, differentiable: bool = False, blocks=None) -> dict:
     """causal, window_size, mask, softcap, ... -> the options that every operator has."""
-    unbuilt = unbuilt_parameters(block_sparse_tensors=given.get("block_sparse_tensors"))
-    if unbuilt:
-        raise NotImplementedError("; ".join(unbuilt))
     check_tensors(given["q"], given["k"], given["v"], given["out"], gradients=differentiable)
     for name in ("score_mod", "mask_mod"):
         if isinstance(given[name], ScoreMod) and not _is_known(given[name].key):
             _remember(given[name])
-    options = resolve(given["q"], **_named(given, _OPTIONS), gradients=differentiable)
+    options = resolve(
+        given["q"], **_named(given, _OPTIONS), blocks=blocks, gradients=differentiable
+    )
     return dict(
         softmax_scale=options.softmax_scale,
         mask=spell_mask(options.mask.mask),
@@ -197,6 +214,7 @@ def _options(given: dict, differentiable: bool = False) -> dict:
         aux_tensors=list(options.aux) or None,
         num_splits=options.num_splits,
         tokens_per_split=options.tokens_per_split,
+        batch_invariant=options.batch_invariant,
         **_named(given, _SCALES),
         return_lse=bool(given["return_lse"]),
     )
@@ -207,7 +225,7 @@ _is_known = assume_constant_result(is_known)
 _remember = assume_constant_result(remember)
 refuse = assume_constant_result(tell_dynamo)
 _register_rules = assume_constant_result(sharding.register_rules)
-assume_constant_result(queries.widens)  # the rule of kernels, which holds a lock
+assume_constant_result(queries.dequantizes)  # the rule of kernels, which holds a lock
 
 
 def _length(name: str, value):

@@ -20,6 +20,8 @@ _NO_TENSORS = {
     "num_splits": "int? num_splits=1",
     "tokens_per_split": "int? tokens_per_split=None",
     "return_lse": "bool return_lse=False",
+    "batch_invariant": "bool? batch_invariant=None",
+    "block_size": "int[] block_size=[]",  # of listed blocks: queries, keys
 }
 CACHES = ("k_cache", "v_cache")  # written by an append
 # Scales of new rows that are quantised on append; they are written with the rows.

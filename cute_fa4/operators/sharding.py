@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from cute_fa4.operands import NAMES, OF_BATCH, OFFSETS, OPERANDS, SCALES
+from cute_fa4.operands import BLOCKS, NAMES, OF_BATCH, OFFSETS, OPERANDS, SCALES
 from cute_fa4.operators.batching import SAME_FOR_ALL_SEQUENCES
 from cute_fa4.sm100.blueprint.score_mods import THEN
 
@@ -188,7 +188,7 @@ def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: boo
         if is_written:
             raise ValueError(
                 f"{name}: written, with placements {value.placements}; accepted here: {tuple(needed)}; a tensor that "
-                "is written stays where it lies"
+                "is written keeps its placements"
             )
         value = value.redistribute(mesh, needed)
     return value.to_local()
@@ -266,7 +266,8 @@ def cuts_of_merge(call: dict) -> dict:
 def _forbidden(call: dict) -> set[str]:
     """Cuts with which a rank would need data of other ranks."""
     scales = [call[name] for name in _SCALES if call.get(name) is not None]
-    if call.get("aux_tensors") or any(scale.numel() != 1 for scale in scales):
+    listed = any(call.get(name) is not None for name in NAMES[BLOCKS])
+    if listed or call.get("aux_tensors") or any(scale.numel() != 1 for scale in scales):
         return {"batch", "heads"}
     forbidden = set()
     functions = [

@@ -101,8 +101,8 @@ def _packaged(parameter: str, key: str) -> ScoreMod:
     call = packaged_call(key)
     if call is None:
         raise ValueError(
-            f"{parameter}: {key!r} is no function of this process; accepted: those of cute_fa4.score_mods, "
-            "and what score_mods.ScoreMod.of has traced here; call it for a function that computes the same before"
+            f"{parameter}: {key!r} is not a function of this process; accepted: those of cute_fa4.score_mods "
+            "and what score_mods.ScoreMod.of has traced here; call it first with a function that computes the same"
         )
     name, argument = call
     return PACKAGED[name](argument)

@@ -29,7 +29,7 @@ def row():
 
 
 # Between them: packed queries, pages, lengths, a window, chunks, sinks, a soft cap, scales of 8 bits, listed keys,
-# rows of 656 bytes, columns of K that heads share, those of 16 bits beside 8, scales of blocks.
+# rows of 656 bytes, columns of K that heads share, those of 16 bits beside 8, scales of blocks, 4 bits, block lists.
 @pytest.mark.parametrize(
     "variant, problem",
     [
@@ -44,6 +44,8 @@ def row():
         (Variant(96, head_dim_v=64, rope=32, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(64, "e4m3", of_blocks=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(96, "e4m3", head_dim_v=64, rope=32, rope_dtype="bf16"), dense(1, 9, 20)),
+        (decode(head_dim=64, cache="nvfp4", group=2), Problem((2, 0), (9, 4))),
+        (Variant(64, causal=False, blocks=(128, 128)), dense(1, 130, 400)),
     ],
     ids=lambda value: value.title,
 )  # fmt: skip

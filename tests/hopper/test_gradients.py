@@ -20,7 +20,17 @@ def test_calls_ask_for_kernels_of_both_passes():
     assert backward == BackwardConfig("bf16", 64, 64, packed=True, dlse=True, arch=forward.arch)
 
 
-@pytest.mark.parametrize("problem", [SMALL, dense(1, 3, 2, heads=(2, 1), depths=(64, 64))])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        SMALL,
+        dense(1, 3, 2, heads=(2, 1), depths=(64, 64)),
+        dense(2, 3, 2, heads=(2, 1), depths=(64, 64), sink=True, softcap=5.0),
+        # Three query blocks and two key blocks, of which each head sees some.
+        dense(1, 260, 200, heads=(2, 1), depths=(64, 64), blocks=(128, 128)),
+        Problem((5, 130), (140, 0), heads=(2, 1), depths=(64, 64), packed=True, blocks=(128, 128)),
+    ],
+)
 def test_right_gradients_pass(problem):
     assert 0 < gradients.check(problem, "cpu")["of_allowed"] <= 1
 

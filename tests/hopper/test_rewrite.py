@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.instructions.tcgen05 import register_places
+from cute_fa4.emulator.instructions.tcgen05_registers import register_places
 from cute_fa4.hopper.in_software import SCRATCH_BYTES, SHAPES
 from cute_fa4.hopper.ptx_blocks import UnsupportedInstruction
 from cute_fa4.hopper.ptx_text import tokens
@@ -213,6 +213,26 @@ def test_a_conversion_and_an_operation_give_the_bits_of_the_mixed_one(instructio
     expected = run_lanes(body)
     assert len(np.unique(expected)) > 8  # it depends on the operands
     np.testing.assert_array_equal(run_lanes(rewritten), expected)
+
+
+def test_moved_bits_give_the_numbers_of_a_conversion_from_4_bits():
+    """Every byte, eight a lane: each of the 16 numbers in both halves."""
+    bodies = [
+        f"""
+    .reg .b8 byte<4>;
+    mov.u32 %r2, %laneid;
+    add.u32 %r3, %r2, {first};
+    mov.b32 {{byte0, byte1, byte2, byte3}}, %r3;
+    cvt.rn.f16x2.e2m1x2 %r1, byte0;
+"""
+        for first in range(0, 256, 32)
+    ]
+    expected = np.concatenate([run_lanes(body) for body in bodies])
+    assert len(np.unique(expected)) == 256
+    rewritten = [rewrite_instructions(body) for body in bodies]
+    assert not any("e2m1" in body for body in rewritten)
+    found = np.concatenate([run_lanes(body) for body in rewritten])
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("operation", ["max", "min", "max.NaN"])

@@ -12,11 +12,14 @@ from cute_fa4.hopper import build
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.system import c_compiler
 from tests.aot.conftest import ROOT, python
+from tests.launch_arguments import AFTER_SCALE
 
 CONFIG = choose_config(qkv_dtype="bf16", head_dim=64, causal=True)
 SCRATCH = 256
 
-SETUP = """
+SETUP = (
+    f"AFTER_SCALE = {AFTER_SCALE}"
+    + """
 import json, os, sys
 import torch
 from cute_fa4.emulator import as_cuda
@@ -25,7 +28,7 @@ stand_in = load.open_function(sys.argv[1], sys.argv[2])
 q = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 def call():
     tensors = [as_cuda(t) for t in (q, q, q, q)]
-    stand_in(*tensors, None, 0.125, *[None] * 6, 0, *[None] * 7)
+    stand_in(*tensors, None, 0.125, *AFTER_SCALE)
 calls = lambda: open(os.environ["RECORDING"]).read().splitlines()
 results = {}
 def case(name, function):
@@ -46,6 +49,7 @@ stand_in.patience(0.05)
 case("hangs", call)
 print(json.dumps(results))
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import torch
 
+from cute_fa4 import BlockSparseTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 BF16 = torch.bfloat16
@@ -51,6 +52,16 @@ def latent() -> dict:
         page_table=int32(3, 1, 0, 5).view(2, 2),
         seqused_k=int32(20, 30),
     )
+
+
+def lists(packed: bool = False) -> BlockSparseTensors:
+    """For up to 128 keys of two sequences, of up to 256 queries each: all are visible."""
+    count, entry = int32(1, 1)[None], int32(0, 0)[None]
+    if packed:
+        return BlockSparseTensors(
+            count, entry, cu_total_m_blocks=int32(0, 1, 2), cu_block_idx_offsets=int32(0, 1, 2)
+        )
+    return BlockSparseTensors(count[..., :1, None], entry[..., :1, None, None])
 
 
 def copied(arguments: dict) -> dict:

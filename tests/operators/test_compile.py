@@ -430,7 +430,7 @@ def test_a_plain_function_breaks_the_graph_and_says_so(reached):
 def test_a_gradient_is_refused_with_the_same_error(name):
     arguments = problems.dense() | dict(score_mod=problems.WITHOUT_DERIVATIVE)
     arguments[name].requires_grad_()
-    text = f"^{name}: requires_grad is True and the backward pass is not built with score_mod"
+    text = f"^{name}: requires_grad is True and the backward pass is not supported with score_mod"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
         compiled(flash_attn_func)(**arguments)
     torch._dynamo.reset()
@@ -525,7 +525,7 @@ def test_each_parameter_reaches_its_operator_under_its_name(function, monkeypatc
     assert of is function and given == {**names, "positional": (), "others": {"unknown": 1}}
 
 
-@pytest.mark.parametrize("queries", [1, 300], ids=["widens", "quantises"])
+@pytest.mark.parametrize("queries", [1, 300], ids=["dequantizes", "quantises"])
 def test_queries_of_16_bits_over_a_cache_of_8_compile(queries, reached):
     """One query keeps its dtype, because there is a kernel for it; 300 are more than a tile of those."""
     q = torch.randn(1, queries, 2, 128).bfloat16()

@@ -16,6 +16,7 @@ from cute_fa4 import (
     flash_mla_with_kvcache,
 )
 from cute_fa4.operators import OPERATORS
+from tests.aot.conftest import python
 from tests.operators import problems
 from tests.serving.batches import Batch, int32, packed_kv, packed_q, paged_kv
 from tests.serving.test_errors import APPEND
@@ -42,6 +43,16 @@ def of_torch(queries: int, keys: int, heads: int, depth: int) -> int:
 
 def of_batch(queries: list, keys: list) -> int:
     return sum(of_torch(m, n, HEADS, DEPTH) for m, n in zip(queries, keys, strict=True))
+
+
+def test_they_are_registered_when_torchs_module_is_imported():
+    """It imports triton, so importing the package does not import it; a program may import either first."""
+    last = "from torch.utils.flop_counter import flop_registry\nassert torch.ops.cute_fa4.flash_attn in flop_registry"
+    for first in ("", "import torch.utils.flop_counter\n"):
+        absent = "" if first else "assert 'torch.utils.flop_counter' not in sys.modules\n"
+        python(
+            f"import sys, torch\n{first}import cute_fa4\ncute_fa4.flash_attn_func\n{absent}{last}"
+        )
 
 
 @pytest.mark.parametrize(

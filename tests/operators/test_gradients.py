@@ -4,10 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.operators import OPERATORS
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
+from tests.suite import turns
 
 CAUSAL = dict(causal=True)
 OPTIONS = {
@@ -68,7 +70,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", turns.by_turns(FUNCTIONS))
 def test_functions_of_scores_and_every_mask_have_gradients(name):
     """150 rows and two sequences, as above."""
     options, of_oracle = FUNCTIONS[name]
@@ -115,7 +117,7 @@ PADDED = {
 }
 
 
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("name", turns.by_turns(PADDED))
 def test_a_padded_sequence_has_the_gradients_that_it_has_alone(name):
     """Bit for bit, with NaN in the padding. 129 rows: a second tile. All of one forward pass, whose kernels differ."""
     lengths = {n: torch.tensor(x, dtype=torch.int32) for n, x in PADDED[name].items()}
@@ -259,15 +261,6 @@ def of_compiler(score, batch, head, q_idx, kv_idx):
     return cute.math.tanh(score)
 
 
-def test_a_tensor_that_a_function_reads_wants_no_gradient():
-    *tensors, _ = qkv(1, 8)
-    slopes = SLOPES.clone().requires_grad_()
-    with pytest.raises(NotImplementedError, match=r"^aux_tensors\[0\]: requires_grad is True"):
-        flash_attn_func(*tensors, score_mod=bent, aux_tensors=[slopes])
-    with pytest.raises(NotImplementedError, match=r"^aux_tensors\[0\]: requires_grad is True"):
-        flash_attn_func(*(x.detach() for x in tensors), score_mod=bent, aux_tensors=[slopes])
-
-
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -280,7 +273,7 @@ def test_a_tensor_that_a_function_reads_wants_no_gradient():
 )
 def test_what_has_no_derivative_is_refused_by_name(options, text):
     *tensors, _ = qkv(1, 8, depth=options.pop("depth", 64))
-    text = f"^q: requires_grad is True and the backward pass is not built {text}.*no_grad"
+    text = f"^q: requires_grad is True and the backward pass is not supported {text}.*no_grad"
     with pytest.raises(NotImplementedError, match=text):
         flash_attn_func(*tensors, **options)
     with torch.no_grad():
@@ -299,6 +292,30 @@ def test_the_operator_has_a_derivative_without_the_function():
     out, lse = OPERATORS["flash_attn"](*tensors)
     assert lse.numel() == 0 and not lse.requires_grad
     assert is_right(torch.autograd.grad(out, tensors, dout), *tensors, dout)
+
+
+def test_the_operator_gives_gradients_in_float32():
+    """Those before they are rounded, of packed sequences, the last of which has one row. A fake has the same dtypes."""
+    *tensors, dout = (x.detach() for x in qkv(131))
+    offsets = torch.tensor([0, 130, 131], dtype=torch.int32)
+    lengths = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), offsets)
+    lengths |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), 130)
+    sink = SINK.clone().bfloat16()
+    options = dict(**lengths, learnable_sink=sink)
+    forward = flash_attn_varlen_func(*tensors, **options, causal=True, return_lse=True)
+    backward = partial(torch.ops.cute_fa4.flash_attn_backward, softmax_scale=0.125, mask="Causal()")
+    found, rounded = (
+        backward(dout, *tensors, *forward, **options, in_float32=flag) for flag in (True, False)
+    )
+    assert [x.dtype for x in found] == [torch.float32] * 3 + [torch.bfloat16]
+    for a, b in zip(found, rounded, strict=True):
+        assert a.to(torch.bfloat16).equal(b)
+    with FakeTensorMode() as mode:
+        given = (mode.from_tensor(x) for x in (dout, *tensors, *forward))
+        options = options | {"learnable_sink": mode.from_tensor(sink)}
+        options |= {name: mode.from_tensor(offsets) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        fake = backward(*given, **options, in_float32=True)
+    assert [(x.shape, x.dtype) for x in fake] == [(x.shape, x.dtype) for x in found]
 
 
 def test_offsets_without_a_longest_length_are_refused():

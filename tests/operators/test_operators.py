@@ -238,6 +238,26 @@ REFUSED = {
             seqused_k=lambda used: used - 10,
         ),
     ),
+    "lists": (
+        flash_attn_func,
+        with_options(
+            problems.dense,
+            block_sparse_tensors=problems.lists()._replace(mask_block_cnt=torch.zeros(1).int()),
+        ),
+    ),
+    "packed lists": (
+        flash_attn_varlen_func,
+        with_options(
+            problems.paged,
+            block_sparse_tensors=problems.lists(True)._replace(cu_block_idx_offsets=None),
+        ),
+    ),
+    "lists of half blocks": (
+        flash_attn_func,
+        with_options(
+            problems.dense, block_sparse_tensors=problems.lists()._replace(block_size=(64, 64))
+        ),
+    ),
     "k without v": (flash_attn_with_kvcache, with_options(problems.decode, v=None)),
     "no counts": (flash_attn_with_kvcache, with_options(problems.decode, cache_seqlens=None)),
     "heads of new rows": (
@@ -253,13 +273,9 @@ REFUSED = {
         flash_attn_with_kvcache,
         with_options(problems.decode, k=None, v=None, cache_leftpad=int32(1, 0).long()),
     ),
-    "gradient of a bias": (
-        flash_attn_func,
-        with_options(
-            problems.dense,
-            score_mod=score_mods.additive_bias(False),
-            aux_tensors=[torch.zeros(2, 1, 1, requires_grad=True)],
-        ),
+    "gradient through a cache": (
+        flash_attn_with_kvcache,
+        changed(problems.decode, q=lambda q: q.requires_grad_()),
     ),
 }
 
@@ -273,10 +289,14 @@ def refusal_of(function, arguments):
 
 def faked(mode, arguments: dict) -> dict:
     convert = lambda value: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
-    return {
+    found = {
         name: [convert(item) for item in value] if isinstance(value, list) else convert(value)
         for name, value in arguments.items()
     }
+    if "block_sparse_tensors" in found:
+        lists = found["block_sparse_tensors"]
+        found["block_sparse_tensors"] = type(lists)._make(map(convert, lists))
+    return found
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -335,7 +355,7 @@ def test_packaged_functions_are_known_everywhere_and_others_where_they_were_name
     mod = score_mods.ScoreMod.of(doubled)
     assert function_of("score_mod", mod.key) is mod
     with pytest.raises(
-        ValueError, match=r"^mask_mod: 'elsewhere:12' is no function of this process"
+        ValueError, match=r"^mask_mod: 'elsewhere:12' is not a function of this process"
     ):
         function_of("mask_mod", "elsewhere:12")
 

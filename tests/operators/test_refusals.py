@@ -19,7 +19,6 @@ REFUSED = {
     "both of numbers": (lambda **call: flash_attn_func(**call, mask=masks.both(1, 2)), DENSE, None),
     "a switch": (flash_attn_func, DENSE | dict(return_lse="a"), TypeError),
     "dropout": (flash_attn_func, DENSE | dict(dropout_p=0.5), NotImplementedError),
-    "not built": (flash_attn_func, DENSE | dict(block_sparse_tensors=(None, None)), NotImplementedError),
     "a misspelt name": (flash_attn_func, DENSE | dict(casual=True), TypeError),
     "dropout by position": (lambda: flash_attn_func(Q, K, V, 0.0), {}, TypeError),
     "head dim": (flash_attn_func, DENSE | dict(k=K[..., :32]), ValueError),

@@ -39,7 +39,10 @@ def numbers(cta, slot: Slot, first) -> list:
 def is_cut(
     cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, work: Work, place: Place
 ) -> cutlass.Boolean:
-    """Whether some row of the tile may not see all of its columns: no band covers them for every row."""
+    """Whether some row of the tile may not see all of its columns: no band covers them for every row.
+
+    Where lists say so, it may also be mask_mod that hides some.
+    """
     sequence, start = work.sequence, place.tile * ROWS
     of_first = bands_of(cfg, owner, args.sizes, sequence, work.row)
     of_last = bands_of(cfg, owner, args.sizes, sequence, work.row + (ROWS - 1))
@@ -51,6 +54,8 @@ def is_cut(
         if cutlass.const_expr(hi is not None):
             by_band = by_band | (hi < start + ROWS)
         cut = cut & by_band
+    if cutlass.const_expr(cfg.listed and cfg.mask_mod is not None):
+        cut = cut | (not place.is_full)
     return cut
 
 
@@ -65,7 +70,7 @@ def tile(
     at: tuple,
     cut: cutlass.Constexpr,
 ):
-    """One tile of scores. thread: a Thread; at: (slot, turn, place); cut: whether bands hide scores of it."""
+    """One tile of scores. thread: a Thread; at: (slot, turn, place); cut: what is_cut says."""
     slot, n, place = at
     if cutlass.const_expr(owner.owns_keys):
         cta.other_full.wait(2 * slot.index, slot.phase)
@@ -100,7 +105,8 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
         if cfg.has_functions:
             columns = [first + column + i for i in range(BATCH)]
             places = weights.places(cfg, owner, args, work, place, thread.row, columns)
-        p, of_ds = weights.of_scores(cfg, args, scores, lse, places)
+        full = place.is_full if cfg.listed and cut else cfg.listed
+        p, of_ds = weights.of_scores(cfg, args, scores, lse, places, full)
         if cut:
             word = visibility.visibility(bands, column)
             p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))

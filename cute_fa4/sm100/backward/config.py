@@ -27,13 +27,17 @@ from ..blueprint.chip import (
 )
 from ..blueprint.memory_maps import Region, SmemMap
 from ..blueprint.score_mods import ScoreMod
+from ..traced.shared import DISTANCES, sharing
+from ..traced.trace import Element
 from . import barriers
-from .barriers import SLOTS
+from .barriers import COMPUTE, SLOTS
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
 MOST_DEPTH = 128
+SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
+TILE_BITS, TURN_BITS = 20, 10  # of an entry of a list: a tile, a head of the group (listed.py)
 P_COLUMNS = (
     GRANULE // 2
 )  # tensor-memory columns of the 64 values that a warpgroup writes for each row
@@ -41,26 +45,32 @@ P_COLUMNS = (
 
 @dataclass(frozen=True)
 class BackwardSmem(SmemMap):
-    """own: two tiles, overwritten by results at the end; ring: slots of two tiles; stats: those of the slots."""
+    """own: two tiles, overwritten by results at the end; ring: slots of two tiles; stats: those of the slots.
+
+    distances: sums of the warps over equal distances, two buffers
+    """
 
     own: Region
     ring: Region
     stats: Region
+    distances: Region
     mbarriers: Region
     tmem_address: Region
 
 
 @dataclass(frozen=True)
 class Owner:
-    """One of the two kernels.
+    """One of the kernels.
 
-    name    "queries" or "keys": what a CTA owns
+    name    "queries" or "keys": what a CTA owns; "scores": it owns queries, and its scores are summed for aux tensors
     depths  of the two tiles of an owner or of a slot, padded to whole chunks: Q and K, dO and V
+    tables  how many sums over distances it has (sums.py)
     """
 
     name: str
     dtype: str
     depths: tuple[int, int]
+    tables: int = 0
 
     @property
     def owns_keys(self) -> bool:
@@ -82,8 +92,8 @@ class Owner:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """Which of `depths` each result has: dK, dV, or dQ alone."""
-        return (0, 1) if self.owns_keys else (0,)
+        """Which of `depths` each result has: dK, dV, or dQ alone, or none."""
+        return {"keys": (0, 1), "queries": (0,), "scores": ()}[self.name]
 
     @property
     def s_column(self) -> int:
@@ -99,7 +109,9 @@ class Owner:
 
     @property
     def tmem_columns(self) -> int:
-        used = self.result_column(len(self.results) - 1) + self.depths[self.results[-1]]
+        used = 2 * ROWS
+        if self.results:
+            used = self.result_column(len(self.results) - 1) + self.depths[self.results[-1]]
         return 1 << (used - 1).bit_length()
 
     @property
@@ -112,6 +124,7 @@ class Owner:
             own=self.slot_bytes,
             ring=SLOTS * self.slot_bytes,
             stats=SLOTS * STATS * F32_BYTES * self.owns_keys,
+            distances=2 * self.tables * len(COMPUTE) * SPAN * F32_BYTES,
             mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,
         )
@@ -121,7 +134,7 @@ class Owner:
 class BackwardConfig:
     """Every compile-time choice of the backward pass; sizes, strides and the scale are bound at each call.
 
-    dtype      "bf16" or "fp16", of q, k, v, o and of all gradients
+    dtype      "bf16" or "fp16", of q, k, v, o and do
     depth      head dim of q and k, a multiple of 8 up to 128
     depth_v    head dim of v and o, likewise
     packed     tensors are (total, heads, depth) with offsets, not (batch, seqlen, heads, depth)
@@ -131,6 +144,9 @@ class BackwardConfig:
     mask_mod   the function that hid keys there
     aux        (dtype, rank) of the tensors that both read
     dlse       the log-sum-exp has a gradient, too
+    in_float32 dQ, dK and dV are float32, to be added to others; otherwise they have the dtype
+    listed     the forward pass had lists of key blocks: each CTA has a list of tiles of the other side (listed.py)
+    wanted     numbers of the aux tensors whose gradients are computed; not empty: they instead of dQ, dK and dV
     arch       "sm_100a" or "sm_103a"
     """
 
@@ -144,6 +160,9 @@ class BackwardConfig:
     mask_mod: ScoreMod | None = None
     aux: tuple[tuple[str, int], ...] = ()
     dlse: bool = False
+    in_float32: bool = False
+    listed: bool = False
+    wanted: tuple[int, ...] = ()
     arch: str = "sm_100a"
 
     def refusals(self) -> list[str]:
@@ -157,12 +176,30 @@ class BackwardConfig:
                 why.append(f"{name}={value}: use a multiple of 8 from 8 to {MOST_DEPTH}")
         if self.used and not self.packed:
             why.append("used=True with packed=False: use packed=True")
+        if self.listed and self.mask != Full():
+            why.append(
+                f"listed=True with mask={self.mask!r}: lists take the place of a mask: use Full()"
+            )
         if self.score_mod is not None and self.score_mod.without_slope:
             why.append(
                 f"score_mod={self.score_mod.without_slope}: it handles values of the compiler (cutlass), which have no "
                 "derivative: write it with operators and functions of torch"
             )
+        elif self.wanted and not self.summed:
+            why.append(
+                f"wanted={self.wanted}: score_mod depends on no element of them: leave them out, their gradients are 0"
+            )
         return why
+
+    @property
+    def summed(self) -> list[tuple[int, Element, str]]:
+        """(place in score_mod.elements, element, which scores share it), of the wanted tensors."""
+        found = () if self.score_mod is None else self.score_mod.elements
+        return [
+            (at, element, sharing(element.indices))
+            for at, element in enumerate(found)
+            if element.tensor % len(self.aux) in self.wanted
+        ]
 
     @property
     def has_functions(self) -> bool:
@@ -174,7 +211,17 @@ class BackwardConfig:
         198772
         """
         depths = align_up(self.depth, GRANULE), align_up(self.depth_v, GRANULE)
-        return Owner(name, self.dtype, depths)
+        tables = sum(shared == DISTANCES for *_, shared in self.summed)
+        return Owner(name, self.dtype, depths, tables)
+
+    @property
+    def grad_dtype(self) -> str:
+        return "f32" if self.in_float32 else self.dtype
+
+    @property
+    def stored_columns(self) -> int:
+        """Columns of a result that fill a row of a chunk."""
+        return elements_in(self.grad_dtype, SWIZZLE_BYTES)
 
     @property
     def elements(self) -> int:
@@ -198,6 +245,9 @@ class BackwardConfig:
             (self.mask != Full(), naming.mask_words(self.mask)),
             *naming.of_functions(self),
             (self.dlse, "dlse"),
+            (self.in_float32, "in_float32"),
+            (self.listed, "listed"),
+            (self.wanted, "of_aux_" + "_".join(map(str, self.wanted))),
             (True, self.arch),
         ]
         words = naming.in_one(naming.wanted(said))

@@ -12,6 +12,8 @@ One CTA, in time (owner of keys; the other one has no dV):
     mma      S0 dP0 |        dV += P0 dO0, S1 |         dK += dS0 Q0, dP1 |        dV += P1 dO1, S2 | ...
     compute         | S0->P0                  | dP0->dS0                  | S1->P1                  | dP1->dS1 ...
 
+A separate function makes gradients of aux tensors (AuxKernel): deltas, then sums of scores for them (sums.py).
+
 Read next: config.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py.
 """
 
@@ -24,9 +26,10 @@ from cutlass import Float32, Int32, Int64
 from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
-from . import compute, delta, load, operands, products
+from . import compute, delta, load, operands, products, sums
 from .barriers import COMPUTE, LOAD, MMA, THREADS
 from .config import GRANULE, ROWS, STATS, BackwardConfig
+from .listed import TileLists
 from .operands import OwnerArgs
 from .work import Sizes, tiles_of, work_of
 
@@ -41,6 +44,7 @@ class CTA:
     ring_address: Int32
     stats_address: Int32
     stats: cute.Tensor  # the same as float32
+    distances: cute.Tensor  # float32 of the sums over distances
     own_full: Event
     other_full: Event
     other_empty: Event
@@ -69,11 +73,13 @@ def cta_of(owner, base) -> CTA:
     mbarriers = cute.recast_ptr(base + smem.mbarriers.offset, dtype=Int64)
     events = {row.name: Event(mbarriers + table.first_index(row.name)) for row in table.rows}
     stats = cute.recast_ptr(base + smem.stats.offset, dtype=Float32)
+    distances = cute.recast_ptr(base + smem.distances.offset, dtype=Float32)
     return CTA(
         own_address=base.toint() + smem.own.offset,
         ring_address=base.toint() + smem.ring.offset,
         stats_address=base.toint() + smem.stats.offset,
         stats=cute.make_tensor(stats, cute.make_layout(STATS)),
+        distances=cute.make_tensor(distances, cute.make_layout(max(1, smem.distances.nbytes // 4))),
         **events,
     )
 
@@ -90,6 +96,28 @@ def thread_of(owner: cutlass.Constexpr, args: OwnerArgs, tmem: Int32, warp: Int3
             lse = args.stats[work.head, line, row]
             delta_of_row = args.stats[work.head, line, ROWS + row]
     return Thread(row, column, first_lane, first_lane + column, lse, delta_of_row)
+
+
+def sizes_of(cfg, q: cute.Tensor, k: cute.Tensor, mask_sizes, lengths) -> Sizes:
+    """Sizes of a launch from its arguments."""
+    batch, seqlen_q, seqlen_k, offsets = q.shape[0], q.shape[1], k.shape[1], (None,) * 5
+    if cfg.packed:
+        seqlen_q, seqlen_k, *offsets = lengths
+        offsets = (*offsets, None, None, None)[:5]
+        batch = offsets[0].shape[0] - 1
+    return Sizes(
+        *(Int32(n) for n in (batch, seqlen_q, seqlen_k, q.shape[-2], k.shape[-2])),
+        *(Int32(q.shape[-3]), Int32(k.shape[-3])),
+        () if mask_sizes is None else mask_sizes,
+        *offsets,
+    )
+
+
+def tile_lists_of(cfg, lists: tuple | None, owner) -> TileLists | None:
+    """An owner's lists from those of a launch."""
+    if not cfg.listed:
+        return None
+    return TileLists(*(lists[2:] if owner.owns_keys else lists[:2]))
 
 
 class BackwardKernel:
@@ -120,6 +148,7 @@ class BackwardKernel:
         mask_sizes: tuple | None,
         aux: tuple | None,
         lengths: tuple | None,
+        lists: tuple | None,
         stream,
     ):
         """Launch.
@@ -132,19 +161,10 @@ class BackwardKernel:
         aux           tensors that score_mod and mask_mod read
         lengths       packed: (longest sequence of queries, of keys, or more, offsets of queries, of keys); offsets:
                       (batch + 1,) int32; with used also lengths of both and how many keys may be seen, (batch,) int32
+        lists         counts and entries for the owner of queries, then for the owner of keys (listed.py)
         """
         cfg = self.cfg
-        batch, seqlen_q, seqlen_k, offsets = q.shape[0], q.shape[1], k.shape[1], (None,) * 5
-        if cutlass.const_expr(cfg.packed):
-            seqlen_q, seqlen_k, *offsets = lengths
-            offsets = (*offsets, None, None, None)[:5]
-            batch = offsets[0].shape[0] - 1
-        sizes = Sizes(
-            *(Int32(n) for n in (batch, seqlen_q, seqlen_k, q.shape[-2], k.shape[-2])),
-            *(Int32(q.shape[-3]), Int32(k.shape[-3])),
-            () if cutlass.const_expr(mask_sizes is None) else mask_sizes,
-            *offsets,
-        )
+        sizes = sizes_of(cfg, q, k, mask_sizes, lengths)
         tiles_q = tiles_of(sizes.seqlen_q) * sizes.heads_q * sizes.batch
         tiles_k = tiles_of(sizes.seqlen_k) * sizes.heads_kv * sizes.batch
         self.deltas.set_name_prefix(
@@ -159,12 +179,16 @@ class BackwardKernel:
         k_and_v = tuple(map(operands.load_operand, (cfg, cfg), (k, v), depths))
         tensors = () if cutlass.const_expr(aux is None) else aux
         rest = stats, sizes, tensors, softmax_scale, softmax_scale * LOG2_E
-        of_queries = OwnerArgs(q_and_do, k_and_v, (operands.store_operand(cfg, dq),), *rest)
+        for_queries, for_keys = (tile_lists_of(cfg, lists, owner) for owner in (queries, keys))
+        of_queries = OwnerArgs(
+            q_and_do, k_and_v, (operands.store_operand(cfg, dq),), *rest, lists=for_queries
+        )
         of_keys = OwnerArgs(
             k_and_v,
             q_and_do,
             (operands.store_operand(cfg, dk), operands.store_operand(cfg, dv)),
             *rest,
+            lists=for_keys,
         )
         self.dq.set_name_prefix(
             f"cute_fa4_dq_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
@@ -223,15 +247,84 @@ class BackwardKernel:
             initialise(cta.own_full.mbarriers, counts)
         cute.arch.barrier(barrier_id=SET_UP, number_of_threads=THREADS)
         tmem = cute.make_tensor(address, cute.make_layout(1))[0]
-        work = work_of(cfg, owner, args.sizes, block)
+        if cutlass.const_expr(args.first is not None):
+            block = block + args.first
+        work = work_of(cfg, owner, args.sizes, args.lists, block)
         if warp < COMPUTE.stop:
             thread = thread_of(owner, args, tmem, warp, work)
-            compute.run(cfg, owner, args, cta, thread, work)
+            if cutlass.const_expr(owner.results):
+                compute.run(cfg, owner, args, cta, thread, work)
+            else:
+                sums.run(cfg, owner, args, cta, thread, work)
         elif warp == MMA:
-            products.run(cfg, owner, args, cta, tmem, work)
+            if cutlass.const_expr(owner.results):
+                products.run(cfg, owner, args, cta, tmem, work)
+            else:
+                sums.multiply(owner, cta, tmem, work)
         else:
             load.run(cfg, owner, args, cta, work)
         cute.arch.sync_threads()
         if warp == MMA:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, address)
             cute.arch.dealloc_tmem(pointer, owner.tmem_columns)
+
+
+class AuxKernel(BackwardKernel):
+    """Sums for the gradients of aux tensors: made from a BackwardConfig with `wanted`."""
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+        do: cute.Tensor,
+        dlse: cute.Tensor | None,
+        lines: tuple,
+        first: Int32,
+        stats: cute.Tensor,
+        softmax_scale: Float32,
+        mask_sizes: tuple | None,
+        aux: tuple,
+        lengths: tuple | None,
+        lists: tuple | None,
+        stream,
+    ):
+        """Launch CTAs `first` and following of the owner of queries.
+
+        lines   (CTAs, numbers) f32 for each of cfg.summed, as sums.py writes them; where no tile is seen, unchanged
+        others  as BackwardKernel takes them
+        """
+        cfg = self.cfg
+        sizes = sizes_of(cfg, q, k, mask_sizes, lengths)
+        self.deltas.set_name_prefix(
+            f"cute_fa4_deltas_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.deltas(o, do, (lse, dlse), stats, sizes).launch(
+            grid=[tiles_of(sizes.seqlen_q) * sizes.heads_q * sizes.batch, 1, 1],
+            block=[delta.THREADS, 1, 1],
+            stream=stream,
+        )
+        owner = cfg.owner("scores")
+        q_and_do = tuple(map(operands.load_operand, (cfg, cfg), (q, do), owner.depths))
+        k_and_v = tuple(map(operands.load_operand, (cfg, cfg), (k, v), owner.depths))
+        scales = softmax_scale, softmax_scale * LOG2_E
+        for_queries = tile_lists_of(cfg, lists, owner)
+        of_call = (), stats, sizes, aux, *scales
+        args = OwnerArgs(q_and_do, k_and_v, *of_call, lines, lists=for_queries, first=first)
+        self.daux.set_name_prefix(
+            f"cute_fa4_daux_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.daux(args).launch(
+            grid=[lines[0].shape[0], 1, 1],
+            block=[THREADS, 1, 1],
+            smem=owner.smem.nbytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def daux(self, args: OwnerArgs):
+        self.roles(self.cfg.owner("scores"), args)

@@ -24,6 +24,7 @@ from ...tma.tensor_maps import (
     row_space,
 )
 from .config import GRANULE, ROWS, STATS
+from .listed import TileLists
 from .work import Sequence, Sizes
 
 
@@ -39,6 +40,9 @@ class OwnerArgs:
     aux: tuple  # tensors for score_mod and mask_mod
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
+    lines: tuple = ()  # (CTAs of a launch, numbers of each) f32, one for each wanted element (sums.py)
+    lists: TileLists | None = None  # of tiles, where the call had lists of key blocks
+    first: Int32 | None = None  # number of the launch's first CTA among all
 
 
 def load_operand(cfg, tensor, depth: int) -> TMAOperand:
@@ -52,11 +56,12 @@ def load_operand(cfg, tensor, depth: int) -> TMAOperand:
 
 def store_operand(cfg, tensor) -> TMAOperand:
     """Depth chunks of 128 rows."""
+    columns = cfg.stored_columns
     if cfg.packed:
-        view = clipped_store_view(tensor, row_space(tensor), ROWS, GRANULE, GRANULE)
+        view = clipped_store_view(tensor, row_space(tensor), ROWS, columns, columns)
     else:
-        view = dense_view(tensor, GRANULE, GRANULE)
-    return make_operand(view, DTYPES[cfg.dtype].cutlass, ROWS, GRANULE, store=True)
+        view = dense_view(tensor, columns, columns)
+    return make_operand(view, DTYPES[cfg.grad_dtype].cutlass, ROWS, columns, store=True)
 
 
 def load(cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head):
@@ -76,9 +81,8 @@ def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, ch
         at, further = clipped_store(ROWS, first + row, minimum(length - row, ROWS), head)
     else:
         at, further = row, (head, of.index)
-    copies.store_tile(
-        operand, DTYPES[cfg.dtype].cutlass, address, at, further, first_column=chunk * GRANULE
-    )
+    column, dtype = chunk * cfg.stored_columns, DTYPES[cfg.grad_dtype].cutlass
+    copies.store_tile(operand, dtype, address, at, further, first_column=column)
 
 
 def load_stats(stats: cute.Tensor, head, tile, address, mbarrier):

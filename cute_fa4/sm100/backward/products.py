@@ -65,10 +65,10 @@ def make(owner: cutlass.Constexpr, cta, tmem: Int32, slot: Slot, i: cutlass.Cons
         cta.own_full.wait(i, 0)
     cta.other_full.wait(2 * slot.index + i, slot.phase)
     multiply(owner, cta, tmem, slot, i)
-    if cutlass.const_expr(i == 0):
-        cta.s_ready.commit(0)
-    else:
+    if cutlass.const_expr(i == 1):
         cta.dp_ready.commit(0)
+    elif cutlass.const_expr(owner.results):
+        cta.s_ready.commit(0)
 
 
 @cute.jit

@@ -1,7 +1,8 @@
 """Results: tensor memory -> registers -> shared memory, in place of the own tiles -> global memory by TMA.
 
-A chunk of 64 columns belongs to one warpgroup: dK and dV (or dQ) have a chunk each for both, or the two have one each.
-A CTA whose rows saw nothing writes zeros.
+64 columns belong to one warpgroup: dK and dV (or dQ) have 64 for each, or the two have one of both. They are one chunk
+of 128 bytes a row, and in float32 two, for which shared memory also takes the first half of the ring: all of its tiles
+have been multiplied. A CTA whose rows saw nothing writes zeros.
 """
 
 import cutlass
@@ -57,26 +58,36 @@ def store_chunk(
     work: Work,
     what: cutlass.Constexpr,
 ):
-    """One chunk of one result."""
+    """64 columns of one result."""
     result, chunk = what
-    buffer = cta.own_address + result * owner.tiles[0].nbytes + chunk * CHUNK_BYTES
+    pieces = GRANULE // cfg.stored_columns
+    buffer = cta.own_address + (result * owner.tiles[0].nbytes + chunk * CHUNK_BYTES) * pieces
     column = owner.result_column(result) + chunk * GRANULE
     factor = args.scale if cutlass.const_expr(result == 0) else Float32(1.0)
     if work.count > 0:
         write_chunk(cfg, buffer, thread.first_lane + column, thread.row, factor)
     else:
-        write_words(buffer, thread.row, 0, [Int32(0)] * (SWIZZLE_BYTES // 4))
+        for piece in range(pieces):
+            zeros = [Int32(0)] * (SWIZZLE_BYTES // 4)
+            write_words(buffer + piece * CHUNK_BYTES, thread.row, 0, zeros)
     cute.arch.fence_proxy("async.shared", space="cta")
     group = thread.column // GRANULE
     cute.arch.barrier(barrier_id=OF_GROUP + group, number_of_threads=ROWS)
     if thread.row < 32:
         to, rows = args.results[result], own_rows(owner, work)
-        operands.store(cfg, to, buffer, work.sequence, rows, work.head, chunk)
+        first = chunk * pieces
+        existing = -(-(cfg.depth, cfg.depth_v)[result] // cfg.stored_columns)
+        for number in range(first, min(first + pieces, existing)):
+            at = buffer + (number - first) * CHUNK_BYTES
+            operands.store(cfg, to, at, work.sequence, rows, work.head, number)
         cute.arch.cp_async_bulk_commit_group()
 
 
 def write_chunk(cfg, buffer, address, row, factor):
-    """A row of a chunk, rounded, into shared memory."""
+    """64 columns of a row, rounded, into shared memory."""
     for column, values in tensor_memory.load_batches(address, GRANULE, COLUMNS):
-        words = row_math.pack(row_math.multiplied(values, factor), cfg.dtype)
-        write_words(buffer, row, column * 2, words)
+        words = row_math.pack(row_math.multiplied(values, factor), cfg.grad_dtype)
+        piece, inside = divmod(column, cfg.stored_columns)
+        write_words(
+            buffer + piece * CHUNK_BYTES, row, inside * SWIZZLE_BYTES // cfg.stored_columns, words
+        )

@@ -9,7 +9,7 @@ f' is derived from what f computes (traced/slopes.py); both owners compute it wh
 from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import minimum
-from ..blueprint.score_mods import Aux
+from ..blueprint.score_inputs import Aux
 from ..instructions import exp2
 from ..steps.row_math import LOG2_E
 from .operands import OwnerArgs
@@ -31,8 +31,13 @@ def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: 
     return out
 
 
-def of_scores(cfg, args: OwnerArgs, scores: list, lse: list, where: list) -> tuple[list, list]:
-    """-> (P, the weights that dS uses instead). lse: of each score, in units of log2; where: as places() returns it."""
+def of_scores(
+    cfg, args: OwnerArgs, scores: list, lse: list, where: list, full=False
+) -> tuple[list, list]:
+    """-> (P, the weights that dS uses instead). lse: of each score, in units of log2; where: as places() returns it.
+
+    full: whether the block is a full one, of which mask_mod hides nothing
+    """
     p, of_ds = [], []
     for score, subtracted, at in zip(scores, lse, where, strict=True):
         slope = 1.0
@@ -44,9 +49,39 @@ def of_scores(cfg, args: OwnerArgs, scores: list, lse: list, where: list) -> tup
             slope, power = cfg.score_mod.slope(score, value, at), value * Float32(LOG2_E)
         weight = exp2.hardware(power - subtracted)
         moves = weight if type(slope) is float and slope == 1.0 else weight * slope
-        if cfg.mask_mod is not None:
-            shows = cfg.mask_mod.shows(*at)
+        if cfg.mask_mod is not None and full is not True:
+            shows = shown(cfg, at, full)
             weight, moves = (select_(shows, x, Float32(0.0)) for x in (weight, moves))
         p.append(weight)
         of_ds.append(moves)
     return p, of_ds
+
+
+def shown(cfg, at: tuple, full):
+    """Whether mask_mod shows a key, or the block is a full one."""
+    shows = cfg.mask_mod.shows(*at)
+    return shows if full is False else shows | full
+
+
+def of_elements(
+    cfg, args: OwnerArgs, scores: list, lse: Float32, where: list, full=False
+) -> list[list]:
+    """For each wanted element of aux tensors: P times the derivative of score_mod by it, score by score."""
+    out = [[] for _ in cfg.summed]
+    for score, at in zip(scores, where, strict=True):
+        score = score * args.scale
+        value = cfg.score_mod.score(score, *at)
+        weight = exp2.hardware(value * Float32(LOG2_E) - lse)
+        if cfg.mask_mod is not None:
+            weight = select_(shown(cfg, at, full), weight, Float32(0.0))
+        slopes = cfg.score_mod.slopes(score, value, at)
+        for moves, (number, *_) in zip(out, cfg.summed, strict=True):
+            moves.append(times(slopes[number], weight))
+    return out
+
+
+def times(slope, weight):
+    """0 where the weight is 0, also for a slope that is infinite there."""
+    if type(slope) is float:
+        return weight if slope == 1.0 else weight * Float32(slope)
+    return select_(weight == Float32(0.0), Float32(0.0), weight * slope)

@@ -16,6 +16,7 @@ from cutlass import Int32
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.bands import bound
 from .config import ROWS
+from .listed import ListedPlace, TileList, TileLists
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a CTA: own rows [row, row + 128) of a sequence and head, `turns` heads of tiles [first, end)."""
+    """The work of a CTA: own rows [row, row + 128) of a sequence and head, `turns` heads of tiles [first, end).
+
+    tiles: the list of tiles, in place of first and end
+    """
 
     sequence: Sequence
     row: Int32
@@ -63,9 +67,12 @@ class Work:
     first: Int32
     end: Int32
     turns: Int32
+    tiles: TileList | None = None
 
     @property
     def count(self):
+        if self.tiles is not None:
+            return self.tiles.count
         return (self.end - self.first) * self.turns
 
 
@@ -131,7 +138,7 @@ def hull(bands: list) -> tuple:
     return lo, hi
 
 
-def work_of(cfg, owner, sizes: Sizes, block) -> Work:
+def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     """The work of a block of the grid. Tiles that see the most come first: the first keys, the last queries."""
     group = sizes.heads_q // sizes.heads_kv
     heads = sizes.heads_kv if owner.owns_keys else sizes.heads_q
@@ -149,7 +156,8 @@ def work_of(cfg, owner, sizes: Sizes, block) -> Work:
     own = of.length_k if owner.owns_keys else of.length_q
     end = choose(row < own, maximum(end, first), first)  # no rows, no work
     turns = group if owner.owns_keys else Int32(1)
-    return Work(of, row, rest % heads, first, end, turns)
+    tiles = None if lists is None else lists.of(of.index, rest % heads, tile)
+    return Work(of, row, rest % heads, first, end, turns, tiles)
 
 
 @dataclass(frozen=True)
@@ -160,8 +168,8 @@ class Place:
     turn: Int32
 
     @staticmethod
-    def of(work: Work) -> "Place":
-        return Place(work.first, Int32(0))
+    def of(work: Work) -> "Place | ListedPlace":
+        return Place(work.first, Int32(0)) if work.tiles is None else ListedPlace.of(work.tiles)
 
     def next(self, work: Work) -> "Place":
         last = self.tile + 1 == work.end

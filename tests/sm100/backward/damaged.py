@@ -44,7 +44,8 @@ class Defect:
         spec.loader.exec_module(sys.modules[NAME])
         config, made = (importlib.import_module(f"{NAME}.{part}") for part in ("config", "kernel"))
 
-        def of(cfg):
-            return made.BackwardKernel(config.BackwardConfig(**vars(cfg)))
-
-        monkeypatch.setattr(kernel, "BackwardKernel", of)
+        for name in ("BackwardKernel", "AuxKernel"):
+            of = getattr(made, name)
+            monkeypatch.setattr(
+                kernel, name, lambda cfg, of=of: of(config.BackwardConfig(**vars(cfg)))
+            )

@@ -114,6 +114,15 @@ DEFECTS = {
     "too little tensor memory": Defect(
         "config", "1 << (used - 1).bit_length()", "1 << (used - 1).bit_length() - 1", "causal",
     ),
+    # --- float32 results
+    "the second half of a chunk over the first": Defect(
+        "store", "buffer + piece * CHUNK_BYTES, row, inside", "buffer, row, inside", "float32",
+    ),
+    "both halves of a chunk from one place": Defect(
+        "store", "buffer + (number - first) * CHUNK_BYTES", "buffer", "float32",
+    ),
+    "chunks overlap": Defect("store", "chunk * CHUNK_BYTES) * pieces", "chunk * CHUNK_BYTES)", "float32"),
+    "columns of 16 bits": Defect("operands", "chunk * cfg.stored_columns", "chunk * GRANULE", "float32"),
     # --- numbers
     "dK begins with what was there": Defect("products", "slot, 0, n > 0", "slot, 0, n >= 0", "causal"),
     "dV begins with what was there": Defect("products", "slot, 1, n > 0", "slot, 1, n >= 0", "causal"),
@@ -193,12 +202,12 @@ DEFECTS = {
     ),
     "numbers of sequences overlap": Defect("work", "first_q // ROWS + index)", "first_q // ROWS)", "packed"),
     # --- functions of scores, and lengths
-    "dS without the slope of score_mod": Defect("weights", "weight * slope", "weight", "soft cap"),
+    "dS without the slope of score_mod": Defect("weights", "else weight * slope", "else weight", "soft cap"),
     "P with the slope of score_mod": Defect("weights", "p.append(weight)", "p.append(moves)", "soft cap"),
     "score_mod has scores without their scale": Defect(
-        "weights", "score = score * args.scale", "score = score * 1.0", "soft cap",
+        "weights", "args.scale\n            value", "1.0\n            value", "soft cap",
     ),
-    "weights are powers of two of scores": Defect("weights", "value * Float32(LOG2_E)", "value", "soft cap"),
+    "weights are powers of two of scores": Defect("weights", "at), value * Float32(LOG2_E)", "at), value", "soft cap"),
     "mask_mod hides dS and not P": Defect(
         "weights", "weight, moves = (select_(shows, x, Float32(0.0)) for x in (weight, moves))",
         "moves = select_(shows, moves, Float32(0.0))", "a mask_mod",
@@ -232,4 +241,94 @@ DEFECTS = {
     "padding of keys moves queries": Defect(
         "work", "k = minimum(maximum(sizes.used_k[index], 0), k)", "k = minimum(maximum(k, 0), k)", "used",
     ),
+    # --- sums for aux tensors
+    "S and dP are read before they are there": Defect("sums", "    cta.dp_ready.wait(0, n & 1)", "    ", "one of each"),
+    "no fence behind S and dP": Defect(
+        "sums", "before dP\n    tensor_memory.fence_after()\n", "before dP\n", "one of each",
+    ),
+    "no fence before the next S and dP": Defect("sums", "    tensor_memory.fence_before()\n", "", "one of each"),
+    "a CTA ends before its commits": Defect("sums", "        cta.done.wait(0, 0)", "        pass", "one of each"),
+    "warps do not wait for each other's sums": Defect(
+        "sums", "        cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=COMPUTE_THREADS)\n", "", "one of each",
+    ),
+    "one buffer of sums": Defect("sums", "(n & 1) * tables", "(n & 0) * tables", "one of each"),
+    "tables share a buffer": Defect(
+        "sums", "tables + table_of(cfg, number))", "tables + table_of(cfg, 0))", "one of each",
+    ),
+    "sums over distances begin with the lane before": Defect(
+        "sums", "select_(lane == 0, Float32(0.0), before)", "before", "one of each",
+    ),
+    "a distance of a batch of columns is lost": Defect("sums", "numbers[number], ahead[number], thread)",
+        "numbers[number], Float32(0.0), thread)", "one of each",
+    ),
+    "unfinished sums are one distance off": Defect("sums", "GRANULE + LANES - 2", "GRANULE + LANES - 1", "one of each"),
+    "the second warpgroup's distances are those of the first": Defect(
+        "sums", "warp // 4 * GRANULE\n        inside", "warp // 8 * GRANULE\n        inside", "one of each",
+    ),
+    "the last distance of a warp is left out": Defect(
+        "sums", "inside < GRANULE + LANES - 1:", "inside < GRANULE + LANES - 2:", "one of each",
+    ),
+    "the first distance of a warp is left out": Defect("sums", "inside >= 0", "inside >= 1", "one of each"),
+    "distances of the first key tile": Defect("sums", "line[place.tile * NUMBERS + mine]", "line[mine]", "one of each"),
+    "sums over rows of the last tile": Defect(
+        "sums", "of_rows[number] + total(numbers[number])", "total(numbers[number])", "one of each",
+    ),
+    "both halves of a row in one place": Defect(
+        "sums", "line[thread.column // GRANULE * ROWS + thread.row]", "line[thread.row]", "rows",
+    ),
+    "scores of the first key tile": Defect(
+        "sums", "place.tile * ROWS + thread.column + column\n    layout", "thread.column + column\n    layout",
+        "one of each",
+    ),
+    "queries beyond the end count": Defect(
+        "sums", "select_(exists, visibility.visibility(bands, column), Int32(0))",
+        "visibility.visibility(bands, column)", "a function undefined at zero",
+    ),
+    "sums over hidden scores": Defect(
+        "sums", "seen = visibility.selected(moves, word, hidden=0.0)", "seen = moves", "one of each",
+    ),
+    "sums without delta": Defect("sums", "x * (y - thread.delta)", "x * y", "one of each"),
+    "P without the derivative by the element": Defect(
+        "weights", "moves.append(times(slopes[number], weight))", "moves.append(weight)", "one of each",
+    ),
+    "the derivative by another element": Defect(
+        "weights", "slopes[number], weight", "slopes[0], weight", "one of each",
+    ),
+    "mask_mod hides nothing from sums": Defect(
+        "weights", "weight = select_(shown(cfg, at, full), weight, Float32(0.0))", "pass", "rows",
+    ),
+    "an infinite slope of a weight of zero": Defect(
+        "weights", "select_(weight == Float32(0.0), Float32(0.0), weight * slope)", "weight * slope",
+        "a function undefined at zero",
+    ),
+    "launches begin at the first CTA": Defect(
+        "kernel", "block = block + args.first", "block = block + 0", "four launches",
+    ),
+    # --- lists of tiles
+    "the head is in the bits of the tile": Defect(
+        "listed", "self.entry >> (1 + TILE_BITS)", "self.entry >> 2", "lists",
+    ),
+    "the tile has the bits of the head": Defect(
+        "listed", "(self.entry >> 1) & ((1 << TILE_BITS) - 1)", "self.entry >> 1", "lists",
+    ),
+    "every block is full": Defect("listed", "(self.entry & 1) == 1", "(self.entry & 1) >= 0", "lists"),
+    "no block is full": Defect("listed", "(self.entry & 1) == 1", "(self.entry & 1) == 2", "lists"),
+    "an entry is taken twice": Defect("listed", "self.number + 2", "self.number + 1", "lists"),
+    "the first entry is passed over": Defect(
+        "listed", "tiles.entry(Int32(0)), tiles.entry(Int32(1))", "tiles.entry(Int32(1)), tiles.entry(Int32(2))",
+        "lists",
+    ),
+    "the lists of the first head": Defect("listed", "minimum(head, heads - 1)", "Int32(0)", "lists"),
+    "the list of the first tile": Defect("listed", "heads - 1), tile\n", "heads - 1), Int32(0)\n", "lists"),
+    "the lists of the other owner": Defect(
+        "kernel", "lists[2:] if owner.owns_keys else lists[:2]", "lists[:2] if owner.owns_keys else lists[2:]", "lists",
+    ),
+    "partial blocks without mask_mod": Defect("compute", "cut | (not place.is_full)", "cut | place.is_full", "lists"),
+    "mask_mod also of full blocks": Defect(
+        "compute", "place.is_full if cfg.listed and cut else cfg.listed", "False", "lists",
+    ),
+    "mask_mod of full blocks that are cut": Defect(
+        "weights", "shows if full is False else shows | full", "shows", "lists",
+    ),
+    "sums of full blocks with mask_mod": Defect("sums", "cfg.listed and place.is_full", "False", "lists, sums of rows"),
 }  # fmt: skip

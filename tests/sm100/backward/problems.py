@@ -52,15 +52,16 @@ def attended(q, k, v, **options) -> Attended:
 
 
 def run(
-    q, k, v, dout, window=(None, None), dlse=None, scores: dict | None = None, **options
-) -> tuple:
+    q, k, v, dout, window=(None, None), dlse=None, scores: dict | None = None, in_float32=False,
+    **options,
+) -> tuple:  # fmt: skip
     """(dq, dk, dv) of the kernels, and dsink of calls that have one, on the emulator at its strictest level.
 
     scores: fields of Scores; options: what the oracles are told in their place
     """
     of_call = Scores(q.shape[-1] ** -0.5, mask_of(window))._replace(**(scores or {}))
     of = attended(q, k, v, window_size=window, **options)
-    found = gradients(of, dout, dlse, of_call)
+    found = gradients(of, dout, dlse, of_call, in_float32)
     return found if of_call.sink is not None else found[:3]
 
 

@@ -24,6 +24,9 @@ from tests.sm100.backward.defects import DEFECTS
 from tests.sm100.backward.problems import Problem, run
 from tests.sm100.backward.test_functions import CASES
 from tests.sm100.backward.test_functions import PROBLEM as FUNCTIONS
+from tests.sm100.backward.test_lists import CASES as LISTS
+from tests.sm100.backward.test_sums import CASES as SUMS
+from tests.sm100.backward.test_sums import is_right as sums_are_right
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
 MODES = ("in_order", "hostile", "random")
@@ -45,12 +48,18 @@ PROBLEMS = {
     # a tile of keys that no query sees
     "unseen keys": Problem(10, 300, window=(None, -280)),
     "dlse": Problem(140, 130),
+    # a tile of keys after the last query, whose float32 zeros also take two chunks; both halves of both depths
+    "float32": Problem(100, 150, window=(None, -50)),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),
 }
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
-RAGGED = {"packed": dict(padding=0, hidden=0), "used": dict(padding=7, hidden=11)}
+RAGGED = {
+    "packed": dict(padding=0, hidden=0),
+    "used": dict(padding=7, hidden=11),
+    "packed, float32": dict(padding=0, hidden=0, in_float32=True),
+}
 LENGTHS = ((100, 90), (140, 130), (30, 270))  # rows of a tile are rows of the next sequence, too
 
 
@@ -74,10 +83,15 @@ def given(name) -> tuple:
 def is_right(name) -> bool:
     if name in CASES:
         return of_functions(name)
+    if name in SUMS:
+        return sums_are_right(name)
+    if name in LISTS:
+        return LISTS[name]()
     if name in RAGGED:
         return ragged_is_right(**RAGGED[name])
     (tensors, dlse), exact, allowed = given(name)
-    return within(run(*tensors, PROBLEMS[name].window, dlse), exact, allowed)
+    in_float32 = name == "float32"
+    return within(run(*tensors, PROBLEMS[name].window, dlse, in_float32=in_float32), exact, allowed)
 
 
 def within(found, exact, allowed) -> bool:
@@ -92,7 +106,7 @@ def of_functions(name) -> bool:
     return within(run(*tensors, scores=scores, **options), exact, allowed)
 
 
-def ragged_is_right(padding: int, hidden: int) -> bool:
+def ragged_is_right(padding: int, hidden: int, in_float32: bool = False) -> bool:
     """Sequences of a packed call, each against float64 alone.
 
     padding: NaN rows after each sequence, which lengths leave out; hidden: keys at its end that a limit hides
@@ -117,7 +131,8 @@ def ragged_is_right(padding: int, hidden: int) -> bool:
     longest = [int(x.max()) + padding for x in counts]
     used = (*counts, counts[1] - hidden) if padding or hidden else ()
     attended = Attended(q, k, v, out, lse.float(), *offsets, *longest, *used)
-    found = gradients(attended, dout, None, Scores(q.shape[-1] ** -0.5, masks.causal()))[:3]
+    scores = Scores(q.shape[-1] ** -0.5, masks.causal())
+    found = gradients(attended, dout, None, scores, in_float32)[:3]
     parts = [x.split([int(n) + padding for n in counts[i > 0]]) for i, x in enumerate(found)]
     return all(
         within(
@@ -159,4 +174,4 @@ def test_every_text_is_there_once():
     """Also of the defects that this commit does not plant."""
     for name, defect in DEFECTS.items():
         assert defect.damaged(), name
-        assert defect.problem in (*PROBLEMS, *RAGGED, *CASES), name
+        assert defect.problem in (*PROBLEMS, *RAGGED, *CASES, *SUMS, *LISTS), name

@@ -12,6 +12,7 @@ from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_e
 from cute_fa4.score_mods import alibi, alibi_slope, composed, soft_cap
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.sm100.backward.problems import Problem, run
+from tests.suite import turns
 
 PROBLEM = Problem(140, 200, heads=(2, 1), depths=(64, 64))
 HEAD, QUERY, KEY = torch.arange(2)[:, None, None], torch.arange(140)[:, None], torch.arange(200)
@@ -102,7 +103,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", turns.by_turns(CASES))
 def test_gradients_are_those_of_float64_within_their_roundings(name):
     scores, options = CASES[name]
     tensors = PROBLEM.tensors()

@@ -6,6 +6,7 @@ import torch
 from cute_fa4 import emulator
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 from tests.sm100.backward.problems import Problem, run
+from tests.suite import turns
 
 CAUSAL = (None, 0)
 
@@ -35,7 +36,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", turns.by_turns(PROBLEMS))
 def test_gradients_are_those_of_float64_within_their_roundings(name):
     problem = PROBLEMS[name]
     tensors = problem.tensors()
@@ -45,6 +46,29 @@ def test_gradients_are_those_of_float64_within_their_roundings(name):
         ("dq", "dk", "dv"), run(*tensors, problem.window), exact, allowed, strict=True
     ):
         assert max_error(found, wanted) <= most, which
+
+
+IN_FLOAT32 = (
+    "ragged ends: two and a bit tiles of each side",
+    "causal, more queries: the first 130 see nothing, a whole tile",
+    "fp16",
+    "head dim 64",
+    "head dims that are padded",
+    "the smallest head dim",
+)
+
+
+@pytest.mark.parametrize("name", turns.by_turns(IN_FLOAT32))
+def test_gradients_in_float32_are_those_before_they_are_rounded(name):
+    """Head dims of 8, 40 and 72 end in the first and in the second half of 64 columns, each of them a store."""
+    problem = PROBLEMS[name]
+    tensors = problem.tensors()
+    rounded = run(*tensors, problem.window)
+    for found, expected in zip(
+        run(*tensors, problem.window, in_float32=True), rounded, strict=True
+    ):
+        assert found.dtype is torch.float32 and found.to(problem.dtype).equal(expected)
+        assert not found.equal(expected.float())
 
 
 def test_the_gradient_of_the_log_sum_exp_is_part_of_it():

@@ -3,11 +3,15 @@
 import re
 
 import pytest
+import torch
 
 from cute_fa4 import emulator
+from cute_fa4.calls.aux_gradients import gradients_of_aux
+from cute_fa4.calls.backward import Scores
 from cute_fa4.emulator import EmulatorError
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.emulator.mutations.quick import quick_or_sweep
-from tests.sm100.backward.problems import Problem, run
+from tests.sm100.backward.problems import Problem, attended, run
 
 # Three tiles of both sides and two heads: slots of the ring are used again, tiles are cut and whole.
 PROBLEM = Problem(300, 290, heads=(2, 1), window=(None, 0))
@@ -44,20 +48,54 @@ def planted(pattern: str, number: int):
     return transform
 
 
-@pytest.mark.parametrize("defect", quick_or_sweep(DEFECTS))
-def test_every_one_is_noticed(defect):
-    tensors = PROBLEM.tensors()
-    number, missed = 0, []
+def missed(pattern: str, attempt, mode: str = "in_order") -> tuple[int, list]:
+    """-> (how many there are, the numbers of those that attempt() does not notice)."""
+    number, unnoticed = 0, []
     while True:
-        transform = planted(DEFECTS[defect], number)
+        transform = planted(pattern, number)
         try:
-            with emulator.use(transform=transform, instruction_budget=3_000_000):
-                run(*tensors, PROBLEM.window)
+            with emulator.use(transform=transform, mode=mode, instruction_budget=3_000_000):
+                attempt()
             if number < transform.count:
-                missed.append(number)
+                unnoticed.append(number)
         except EmulatorError:
             pass
         number += 1
         if number >= transform.count:
-            break
-    assert number > 1 and len(missed) == EQUIVALENT.get(defect, 0), missed
+            return number, unnoticed
+
+
+@pytest.mark.parametrize("defect", quick_or_sweep(DEFECTS))
+def test_every_one_is_noticed(defect):
+    tensors = PROBLEM.tensors()
+    number, unnoticed = missed(DEFECTS[defect], lambda: run(*tensors, PROBLEM.window))
+    assert number > 1 and len(unnoticed) == EQUIVALENT.get(defect, 0), unnoticed
+
+
+# The kernel for aux tensors stores no tensor memory, and stores its sums without TMA.
+OF_SUMS = {
+    name: pattern
+    for name, pattern in DEFECTS.items()
+    if "wait::st" not in pattern and "wait_group" not in pattern and "fence\\.proxy" not in pattern
+}
+
+
+# How many change nothing: tensor memory is read before the last threads meet, and given back after that.
+EQUIVALENT_SUMS = {"threads do not meet": 1}
+
+
+def table(score, batch, head, q_idx, kv_idx, aux):
+    """Sums over distances, whose warps meet."""
+    return score + aux[0][q_idx - kv_idx + 290]
+
+
+@pytest.mark.parametrize("defect", quick_or_sweep(OF_SUMS))
+def test_every_one_of_sums_is_noticed(defect):
+    """Three tiles of keys: a slot of the ring is used again. Commits come late, so that a CTA could end before."""
+    *qkv, dout = Problem(100, 290, depths=(64, 64)).tensors()
+    scores = Scores(0.125, score_mod=ScoreMod.of(table), aux=(torch.zeros(390),))
+    of = attended(*qkv)
+    number, unnoticed = missed(
+        OF_SUMS[defect], lambda: gradients_of_aux(of, dout, None, scores, (0,)), "hostile"
+    )
+    assert number > 0 and len(unnoticed) == EQUIVALENT_SUMS.get(defect, 0), unnoticed

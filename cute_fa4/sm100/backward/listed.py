@@ -1,0 +1,78 @@
+"""Lists of the tiles that a CTA processes, where the forward pass had lists of key blocks.
+
+The host turns the lists of a call into two of these (calls/block_lists.py), one for each owner:
+
+    owner     one list for each                entries are tiles of
+    queries   head and tile of 128 queries     keys
+    keys      key-value head and tile of keys  queries, each with a head of the group
+
+    bits of an entry    0: whether the block is full   1 to 20: tile   21 to 30: head within the group
+
+Full blocks come first. In their tiles mask_mod is not evaluated, unless the end of a sequence cuts the tile.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.scalars import minimum
+from .config import TILE_BITS
+
+
+@dataclass(frozen=True)
+class TileLists:
+    """Int32 tensors: counts (batch, heads, tiles), entries (batch, heads, tiles, room of a list).
+
+    Batch and heads may be 1: the lists are then those of every sequence or head.
+    """
+
+    counts: cute.Tensor
+    entries: cute.Tensor
+
+    def of(self, sequence, head, tile) -> "TileList":
+        """The list of a tile, which the tensors have."""
+        batch, heads = (Int32(self.counts.shape[i]) for i in range(2))
+        at = minimum(sequence, batch - 1), minimum(head, heads - 1), tile
+        return TileList(Int32(self.counts[at]), self.entries[(*at, None)])
+
+
+@dataclass(frozen=True)
+class TileList:
+    """The list of a CTA: `count` of the entries."""
+
+    count: Int32
+    entries: cute.Tensor
+
+    def entry(self, number):
+        """Entry `number`, or the last one that there is room for."""
+        return Int32(self.entries[minimum(number, Int32(self.entries.shape[0]) - 1)])
+
+
+@dataclass(frozen=True)
+class ListedPlace:
+    """Where a role is in a list; otherwise like work.Place. ahead: the next entry, read a turn before its use."""
+
+    number: Int32
+    entry: Int32
+    ahead: Int32
+
+    @property
+    def tile(self):
+        return (self.entry >> 1) & ((1 << TILE_BITS) - 1)
+
+    @property
+    def turn(self):
+        return self.entry >> (1 + TILE_BITS)
+
+    @property
+    def is_full(self):
+        return (self.entry & 1) == 1
+
+    @staticmethod
+    def of(tiles: TileList) -> "ListedPlace":
+        return ListedPlace(Int32(0), tiles.entry(Int32(0)), tiles.entry(Int32(1)))
+
+    def next(self, work) -> "ListedPlace":
+        """work: a work.Work with a list."""
+        return ListedPlace(self.number + 1, self.ahead, work.tiles.entry(self.number + 2))

@@ -10,7 +10,8 @@ torch.distributed transports all data: NCCL between GPUs, gloo between CPU proce
     attention.py  the call and its checks     groups.py    the ranks agree, or all raise
     geometry.py   which keys are visible    schedule.py  which rows are sent when
     layouts.py    ring, gather, all-to-all    running.py   the running result of a rank
-    decode.py     caches on several ranks
+    decode.py     caches on several ranks   gradients.py  what torch.autograd sees
+    backward.py   the layouts, backward
     transport.py  messages as bytes           backends.py  the kernel, or torch's attention
 """
 

@@ -13,6 +13,8 @@ from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Options
+from cute_fa4.compiler import policy
+from cute_fa4.distributed import gradients
 from cute_fa4.distributed.backends import AXES, backend_of
 from cute_fa4.distributed.geometry import Band
 from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
@@ -39,6 +41,7 @@ def context_parallel_attention(
     learnable_sink: torch.Tensor | None = None,
     softcap: float | None = 0.0,
     return_lse: bool = False,
+    batch_invariant: bool | None = None,
     stages: int = 2,
     check: str = "always",
     backend="cute_fa4",
@@ -59,6 +62,7 @@ def context_parallel_attention(
                   their out is 0
     learnable_sink, softcap, softmax_scale, causal, window_size    as in flash_attn_func. Without cu_seqlens
                   the last query of the sequence is aligned with its last key
+    batch_invariant   None or False: one result per rank is merged, so bits depend on the number of ranks
     stages        all_gather and all_to_all: groups of key/value heads; sending one overlaps computing another
     check         "always": the ranks compare shapes, dtypes and options before sending data; "first": not
                   again for a call that they already agreed on. With NCCL this waits for the GPU, unless the group
@@ -67,15 +71,23 @@ def context_parallel_attention(
 
     Returns out, or (out, lse), for the rows of q; lse is (batch, heads_q, rows) or (heads_q, rows).
 
+    q, k, v and learnable_sink have gradients in bf16 and fp16, at head dims up to 128 (docs/distributed.md). Every
+    rank must go backward through the same calls in the same order, also a rank whose loss does not depend on out: add
+    0 * out.sum() to it. The gradient of learnable_sink is that of this rank's rows, as for every parameter that each
+    rank has a copy of: the ranks' gradients add up to that of the sum of their losses, and the mean that
+    DistributedDataParallel takes over the group is the gradient of the mean of their losses.
+
     Every rank of the group makes the same call. Raises on every rank: the errors of flash_attn_func, RankError if
-    another rank refused or ranks disagree, GroupError if a rank has exited. Gradients are not supported.
+    another rank refused or ranks disagree, GroupError if a rank has exited; NotImplementedError for gradients that are
+    not supported.
     """
     ranks = ranks_of(group)
     if autocast.is_any_enabled():
         q, k, v = autocast.cast(q, k, v)
-    asked = {}
+    asked: dict = {}
 
     def checked() -> dict:
+        refuse_invariance("context_parallel_attention", batch_invariant)
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_is_tensor(name, tensor)
         options, documents = _checked(
@@ -85,18 +97,38 @@ def context_parallel_attention(
         )  # fmt: skip
         cap = float(softcap or 0.0)
         chosen = backend_of(backend)
-        chosen.check(q, k, v, cap)
+        chosen.check(*(x.detach() for x in (q, k, v)), cap)
+        gradients.check(chosen, q, k, v, learnable_sink)
         q_rows, k_rows = (x.shape[1 if x.dim() == 4 else 0] for x in (q, k))
         problem = Problem(ranks.size, q_rows, k_rows, order, band_of(options), documents)
         asked["work"] = Work(
             ranks, problem, chosen, options.softmax_scale, cap, options.sink, index(stages)
         )
-        return _words(q, k, v, asked["work"], layout, backend) | {"check": check}
+        asked["gradients"] = gradients.wanted(q, k, v, learnable_sink)
+        words = _words(q, k, v, asked["work"], layout, backend) | {"check": check}
+        if asked["gradients"]:
+            words |= {"gradients": asked["gradients"], "return_lse": return_lse}
+        return words
 
     device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
     agree(ranks, "context_parallel_attention", device, check, checked)
-    out, lse = LAYOUTS[layout](asked["work"], q, k, v)
+    if asked["gradients"]:
+        of_call = {"layout": layout, "check": check, "return_lse": return_lse}
+        out, lse = gradients.differentiable(asked["work"], q, k, v, learnable_sink, of_call)
+    else:
+        out, lse = LAYOUTS[layout](asked["work"], q, k, v)
     return (out, lse) if return_lse else out
+
+
+def refuse_invariance(function: str, batch_invariant) -> None:
+    """Results of ranks are merged, and their number is part of the arithmetic."""
+    policy.check_batch_invariant(batch_invariant)
+    if batch_invariant:
+        raise NotImplementedError(
+            f"batch_invariant: True in {function}, which merges one result per rank: the bits of a row depend on the "
+            "number of ranks; accepted: None or False; split heads or batches over the ranks and call flash_attn_func "
+            "with batch_invariant=True on each (docs/invariance.md)"
+        )
 
 
 def _checked(
@@ -127,7 +159,7 @@ def _checked(
     documents = None if cu_seqlens is None else _documents(cu_seqlens, q, k, ranks.size)
     if layout == "all_to_all":
         _check_heads(q.shape[-2], k.shape[-2], ranks.size)
-    return resolve(q, **options), documents
+    return resolve(q, **options, gradients=True), documents
 
 
 def _documents(cu_seqlens, q, k, ranks: int) -> tuple[int, ...]:
@@ -150,8 +182,8 @@ def _documents(cu_seqlens, q, k, ranks: int) -> tuple[int, ...]:
     if len(documents) < 2 or documents[0] != 0 or not rises or documents[-1] > rows:
         text = str(cu_seqlens) if len(documents) < 9 else f"{documents[:4]} ... {documents[-1]}"
         raise ValueError(
-            f"cu_seqlens: {text} with {q.shape[0]} rows on each of {ranks} ranks; accepted: from 0 on, none smaller "
-            f"than the one before, up to {rows}"
+            f"cu_seqlens: {text} with {q.shape[0]} rows on each of {ranks} ranks; accepted: offsets from 0 to at most "
+            f"{rows} that do not decrease"
         )
     return documents
 

@@ -2,16 +2,22 @@
 
 A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32; merge(outs, lses), which writes the
 merge of two parts over the first; and for caches decode(q, cache, options, softcap) -> (out, lse) and merged(outs,
-lses, dtype). "cute_fa4" is the kernel, on a GPU or the emulator. "sdpa" is for tests of the surrounding code, and
-for machines that cannot run the kernel.
+lses, dtype). For calls that want gradients it has check_gradients(q, k, v, sink), and gradients(queries, k, v, call,
+scale, softcap) -> (dq, dk, dv), what a part adds to each. "cute_fa4" is the kernel, on a GPU or the emulator. "sdpa"
+is for tests of the surrounding code, and for machines that cannot run the kernel.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
+from cute_fa4.calls import backward
 from cute_fa4.calls.append import names_of_caches
 from cute_fa4.calls.operands.tensors import (
     DENSE,
@@ -27,13 +33,35 @@ from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.request import Choices, Numbers, Options
 from cute_fa4.calls.split_keys.merge import merge_into, merged
 from cute_fa4.distributed.geometry import Call
+from cute_fa4.masks import resolve_mask
 from cute_fa4.operands import CallTensors
-from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.operators import gradients
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod, soft_cap
 from cute_fa4.system.devices import target_of
 
 aten = torch.ops.aten
 
 AXES = {3: PACKED, 4: DENSE}
+
+
+class Queries(NamedTuple):
+    """Queries, their results over the keys of all ranks, and the gradients of these results; dlse may be None.
+
+    The weights of a part are exp(scores - lse) and their gradients weights * (dout v^T - rowsum(dout * out) + dlse), so
+    with the results over all keys the gradients of parts add up to those of the whole.
+    """
+
+    q: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+
+    def each(self, of_rows: Callable, of_lses: Callable) -> Queries:
+        """of_rows(x) of q, out and dout, of_lses(x) of lse and dlse."""
+        q, out, dout = map(of_rows, (self.q, self.out, self.dout))
+        dlse = None if self.dlse is None else of_lses(self.dlse)
+        return Queries(q, out, of_lses(self.lse), dout, dlse)
 
 
 class Kernel:
@@ -48,7 +76,7 @@ class Kernel:
     def attention(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
         tensors, longest = CallTensors(q, k, v), None
         if call.ends is not None:
-            of_q, of_k, longest = offsets(call, q.device)
+            of_q, of_k, longest, _ = offsets(call, q.device)
             tensors = tensors._replace(cu_seqlens_q=of_q, cu_seqlens_k=of_k)
         causal = call.is_causal
         window = (None, None) if causal else (call.band.left, call.band.right)
@@ -60,6 +88,21 @@ class Kernel:
             softcap=softcap,
             max_seqlen_q=longest,
         )
+
+    def check_gradients(self, q, k, v, sink) -> None:
+        """NotImplementedError, by name, for what has no backward pass."""
+        gradients.check({"q": q, "k": k, "v": v, "learnable_sink": sink, "score_mod": ""})
+
+    def gradients(self, of: Queries, k, v, call: Call, scale: float, softcap: float) -> tuple:
+        rows: tuple = ()
+        if call.ends is not None:
+            rows = offsets(call, of.q.device)
+        causal = call.is_causal
+        window = (None, None) if causal else (call.band.left, call.band.right)
+        cap = soft_cap(softcap) if softcap else None
+        scores = backward.Scores(scale, resolve_mask(causal, window, None), score_mod=cap)
+        attended = backward.Attended(of.q, k, v, of.out, of.lse, *rows)
+        return backward.gradients(attended, of.dout, of.dlse, scores, in_float32=True)[:3]
 
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
         merge_into(outs, lses, outs[0], lses[0])
@@ -159,6 +202,21 @@ class TorchAttention:
             first_q, first_k = q_end, k_end
         return torch.cat(outs), torch.cat(lses, dim=-1)
 
+    def check_gradients(self, q, k, v, sink) -> None:
+        """Every call that check() accepts has gradients."""
+
+    def gradients(self, of: Queries, k, v, call: Call, scale: float, softcap: float) -> tuple:
+        """By their definition, in float32: all scores of a head are in memory."""
+        if call.ends is None:
+            return _gradients(of, k, v, call.band, scale)
+        found, first_q, first_k = [], 0, 0
+        for q_end, k_end in call.ends:
+            part = of.each(partial(_rows, first_q, q_end, -3), partial(_rows, first_q, q_end, -1))
+            k_part, v_part = (_rows(first_k, k_end, -3, x) for x in (k, v))
+            found.append(_gradients(part, k_part, v_part, call.band, scale))
+            first_q, first_k = q_end, k_end
+        return tuple(torch.cat([x[0] for x in parts]) for parts in zip(*found, strict=True))
+
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
         out, lse = merged_by_torch(outs, lses)
         outs[0], lses[0] = out, lse
@@ -205,16 +263,10 @@ def merged_by_torch(outs: torch.Tensor, lses: torch.Tensor) -> tuple:
 
 
 def _attention_on_cpu(q, k, v, band, scale) -> tuple:
-    m, n = q.shape[1], k.shape[1]
     mask = None
     if band.left is not None or band.right is not None:
-        distance = torch.arange(n) - (torch.arange(m)[:, None] + n - m)
-        shown = torch.ones(m, n, dtype=torch.bool)
-        if band.left is not None:
-            shown &= distance >= -band.left
-        if band.right is not None:
-            shown &= distance <= band.right
-        mask = torch.zeros(m, n).masked_fill(~shown, -math.inf)
+        shown = _shown_by(band, q.shape[1], k.shape[1], q.device)
+        mask = torch.zeros(shown.shape).masked_fill(~shown, -math.inf)
     group = q.shape[2] // k.shape[2]
     q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -222,6 +274,40 @@ def _attention_on_cpu(q, k, v, band, scale) -> tuple:
         q, k, v, 0.0, False, attn_mask=mask, scale=scale
     )
     return out.transpose(1, 2), lse
+
+
+def _rows(first: int, end: int, dim: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows of a packed tensor as a batch of one sequence."""
+    return x.narrow(dim, first, end - first)[None]
+
+
+def _shown_by(band, m: int, n: int, device) -> torch.Tensor:
+    """(m, n) bool: which keys a query sees."""
+    distance = torch.arange(n, device=device)
+    distance = distance - (torch.arange(m, device=device)[:, None] + n - m)
+    shown = torch.ones(m, n, dtype=torch.bool, device=device)
+    if band.left is not None:
+        shown &= distance >= -band.left
+    if band.right is not None:
+        shown &= distance <= band.right
+    return shown
+
+
+def _gradients(of: Queries, k, v, band, scale: float) -> tuple:
+    """(dq, dk, dv), float32, of (batch, rows, heads, head_dim)."""
+    group = of.q.shape[2] // k.shape[2]
+    q, out, dout = (x.float().transpose(1, 2) for x in (of.q, of.out, of.dout))
+    k, v = (x.float().transpose(1, 2).repeat_interleave(group, dim=1) for x in (k, v))
+    shown = _shown_by(band, q.shape[2], k.shape[2], q.device)
+    lse = of.lse.masked_fill(of.lse == -math.inf, math.inf)[..., None]
+    weights = torch.exp(q @ k.mT * scale - lse).masked_fill(~shown, 0.0)
+    delta = (dout * out).sum(-1, keepdim=True)
+    if of.dlse is not None:
+        delta = delta - of.dlse[..., None]
+    changes = weights * (dout @ v.mT - delta) * scale
+    of_keys = (changes.mT @ q, weights.mT @ dout)
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2).transpose(1, 2) for x in of_keys)
+    return (changes @ k).transpose(1, 2), dk, dv
 
 
 def _cached_attention(q, cache, scale: float) -> tuple:
@@ -269,8 +355,7 @@ def _rows_of_queries(q, cache) -> tuple[torch.Tensor, torch.Tensor]:
 def _flash_attention(q, k, v, call: Call, scale) -> tuple:
     packed: tuple = (None, None, q.shape[1], k.shape[1])
     if call.ends is not None:
-        cu_seqlens_q, cu_seqlens_k, longest_q = offsets(call, q.device)
-        packed = (cu_seqlens_q, cu_seqlens_k, longest_q, call.k_rows)
+        packed = offsets(call, q.device)
     left, right = call.band.left, call.band.right
     windows = {}
     if not call.is_causal and (left is not None or right is not None):
@@ -285,14 +370,14 @@ def _flash_attention(q, k, v, call: Call, scale) -> tuple:
     return out.float(), lse
 
 
-def offsets(call: Call, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """cu_seqlens of queries and keys, and the longest document of queries."""
-    q_ends, k_ends = zip(*(call.ends or ()), strict=True)
-    longest = max(end - begin for begin, end in zip((0, *q_ends), q_ends, strict=False))
-    both = torch.tensor([(0, *q_ends), (0, *k_ends)], dtype=torch.int32)
+def offsets(call: Call, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """cu_seqlens of queries and keys, and the longest document of each."""
+    ends = tuple((0, *side) for side in zip(*(call.ends or ()), strict=True))
+    longest = (max(b - a for a, b in itertools.pairwise(side)) for side in ends)
+    both = torch.tensor(ends, dtype=torch.int32)
     if device.type == "cuda":
         both = both.pin_memory().to(device, non_blocking=True)
-    return both[0], both[1], longest
+    return both[0], both[1], *longest
 
 
 BACKENDS = {"cute_fa4": Kernel(), "sdpa": TorchAttention()}

@@ -34,7 +34,7 @@ from cute_fa4.calls.operands.tensors import check_is_tensor, check_one_device, c
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Options
 from cute_fa4.distributed import transport
-from cute_fa4.distributed.attention import band_of, digest
+from cute_fa4.distributed.attention import band_of, digest, refuse_invariance
 from cute_fa4.distributed.backends import AXES, backend_of
 from cute_fa4.distributed.geometry import Band
 from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
@@ -103,6 +103,7 @@ def decode_attention(
     num_splits: int | None = None,
     wire_dtype: torch.dtype | None = None,
     return_lse: bool = False,
+    batch_invariant: bool | None = None,
     check: str = "always",
     backend="cute_fa4",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -122,7 +123,7 @@ def decode_attention(
     num_splits      number of parts of each rank's keys; None: chosen
     wire_dtype      dtype of sent partial results: torch.float32 (None), or the dtype of q: half the bytes, and each
                     part is rounded once
-    check           as in context_parallel_attention; so are the other parameters and the errors
+    batch_invariant, check   as in context_parallel_attention; so are the other parameters and the errors
 
     Returns out, or (out, lse), for the rows of q. Ranks without keys of a sequence add nothing to it. The lengths
     stay on the GPU. After its first execution, a call with NCCL can be captured in a CUDA graph.
@@ -133,6 +134,7 @@ def decode_attention(
     asked: dict[str, Any] = {}
 
     def checked() -> dict:
+        refuse_invariance("decode_attention", batch_invariant)
         given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
         for name, tensor in given.items():
             check_is_tensor(name, tensor)

@@ -43,7 +43,7 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise GroupError(
-                f"{what}: did not arrive at, or leave, rank {self.rank} of {self.size}: another rank has ended or was "
+                f"{what}: rank {self.rank} of {self.size} did not receive or send it: another rank has ended or was "
                 f"slower than the timeout of the group, which cannot be used again; {_first_line(error)}"
             ) from error
 
@@ -71,12 +71,18 @@ def ranks_of(group) -> Ranks:
 
 
 def agree(
-    ranks: Ranks, function: str, device: torch.device, check: str, checked: Callable[[], dict]
+    ranks: Ranks,
+    function: str,
+    device: torch.device,
+    check: str,
+    checked: Callable[[], dict],
+    passing: dict | None = None,
 ) -> None:
     """checked() refuses this rank's call, or returns the values that must agree; then all ranks compare them.
 
     check  "always", or "first": values that this group has already agreed on are not exchanged again. A rank with
            different arguments then waits for the others until the timeout of the group
+    passing  values that must agree, too, where the ranks compare, and that a later call need not have
     """
     refusal, words = None, {}
     try:
@@ -98,7 +104,7 @@ def agree(
         return
     if known and check == "first":
         return
-    every = _exchanged(ranks, key, device)
+    every = _exchanged(ranks, json.dumps({**words, **(passing or {})}, sort_keys=True), device)
     if refusal is not None:
         raise refusal
     _compare(function, every)

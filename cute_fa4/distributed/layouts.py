@@ -10,6 +10,7 @@ K and V are one message, rows first, so that a range of rows is contiguous: (row
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -27,71 +28,76 @@ from cute_fa4.distributed.schedule import (
 
 @dataclass(frozen=True)
 class Work:
-    """Arguments of every layout other than q, k and v. stages: head groups; sending one overlaps computing another."""
+    """Arguments of every layout other than q, k and v.
+
+    stages  head groups; sending one overlaps computing another
+    kept    None, or where all_to_all leaves q, k, v, out and lse of each head group, for the backward pass
+    """
 
     ranks: Ranks
     problem: Problem
-    backend: object
+    backend: Any  # backends.py
     scale: float
     softcap: float
     sink: torch.Tensor | None
     stages: int
+    kept: list | None = None
 
 
 def ring(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     """Hops of schedule.hops: receiving the next message overlaps computing the current one."""
-    ranks, problem = work.ranks, work.problem
     running = Running(q, work.sink, work.backend)
-    mine = _message(k, v)
-    held, first, distance, waiting = mine, 0, 0, None
-    for hop in (*hops(problem), None):
-        if waiting is not None:
-            held = waiting()
-        if hop is not None:
-            source, source_first = (mine, 0) if hop.first_of_ring else (held, first)
-            rows = source[hop.first - source_first : hop.end - source_first]
-            waiting = transport.exchange(ranks, rows, hop.step, f"K and V, hop {hop.distance}")
-        _attend(work, running, held, first, distance)
-        if hop is not None:
-            first, distance = hop.first, hop.distance
+    for held, first, distance in circulating(work, message_of(k, v)):
+        keys, values = keys_and_values(held, running.packed)
+        for call in ring_calls(work.problem, work.ranks.rank, distance):
+            at = replace(call, k_at=call.k_at - first)
+            running.attend(keys, values, at, work.scale, work.softcap)
     return running.result()
 
 
-def _attend(work: Work, running: Running, message, first: int, distance: int) -> None:
-    """Calls with the keys of the rank `distance` before this one; first: the first row of the message."""
-    k, v = _keys_and_values(message, running.packed)
-    for call in ring_calls(work.problem, work.ranks.rank, distance):
-        running.attend(k, v, replace(call, k_at=call.k_at - first), work.scale, work.softcap)
+def circulating(work: Work, mine: torch.Tensor):
+    """Yield (message, its first row, the distance of the rank before this one whose keys it has), own keys first.
+
+    Each message travels while the caller works on the one before.
+    """
+    held, first, distance = mine, 0, 0
+    for hop in hops(work.problem):
+        source, source_first = (mine, 0) if hop.first_of_ring else (held, first)
+        rows = source[hop.first - source_first : hop.end - source_first]
+        waiting = transport.exchange(work.ranks, rows, hop.step, f"K and V, hop {hop.distance}")
+        yield held, first, distance
+        held, first, distance = waiting(), hop.first, hop.distance
+    yield held, first, distance
 
 
 def all_gather(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather all keys of a group of key/value heads while the previous group is computed."""
     ranks, problem = work.ranks, work.problem
-    groups = _head_groups(k.shape[-2], work.stages)
-    waiting = _gathering(ranks, k, v, groups[0])
+    groups = head_groups(k.shape[-2], work.stages)
+    waiting = gathering(ranks, k, v, groups[0])
     calls, results = gathered_calls(problem, ranks.rank), []
     for number, heads in enumerate(groups):
         every = waiting()
         if number + 1 < len(groups):
-            waiting = _gathering(ranks, k, v, groups[number + 1])
-        keys, values = _keys_and_values(_whole(every, problem.order), q.dim() == 3)
+            waiting = gathering(ranks, k, v, groups[number + 1])
+        keys, values = keys_and_values(whole_of(every, problem.order), q.dim() == 3)
         results.append(_part(work, q, keys, values, heads, k.shape[-2], calls))
     return _heads_together(results)
 
 
-def _gathering(ranks: Ranks, k, v, heads: slice):
-    return transport.all_gather(ranks, _message(k[..., heads, :], v[..., heads, :]), "K and V")
+def gathering(ranks: Ranks, k, v, heads: slice):
+    return transport.all_gather(ranks, message_of(k[..., heads, :], v[..., heads, :]), "K and V")
 
 
-def _whole(every: torch.Tensor, order: str) -> torch.Tensor:
+def whole_of(every: torch.Tensor, order: str) -> torch.Tensor:
     """(ranks, rows, ...) -> (ranks * rows, ...), in the order of the sequence."""
-    return _in_order(every, order).flatten(0, 1)
+    return in_order(every, order).flatten(0, 1)
 
 
-def _in_order(every: torch.Tensor, order: str) -> torch.Tensor:
+def in_order(every: torch.Tensor, order: str) -> torch.Tensor:
     """Pieces of ranks, by rank -> pieces of the sequence, in order.
 
-    >>> _in_order(torch.tensor([[0, 7], [1, 6], [2, 5], [3, 4]]), "zigzag").flatten().tolist()
+    >>> in_order(torch.tensor([[0, 7], [1, 6], [2, 5], [3, 4]]), "zigzag").flatten().tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
     if order == "contiguous":
@@ -100,10 +106,10 @@ def _in_order(every: torch.Tensor, order: str) -> torch.Tensor:
     return torch.cat((halves[:, 0], halves[:, 1].flip(0)))
 
 
-def _by_rank(whole: torch.Tensor, ranks: int, order: str) -> torch.Tensor:
-    """(rows of all, ...) -> (ranks, rows, ...): the inverse of _in_order.
+def by_rank(whole: torch.Tensor, ranks: int, order: str) -> torch.Tensor:
+    """(rows of all, ...) -> (ranks, rows, ...): the inverse of in_order.
 
-    >>> _by_rank(torch.arange(8), 4, "zigzag").tolist()
+    >>> by_rank(torch.arange(8), 4, "zigzag").tolist()
     [[0, 7], [1, 6], [2, 5], [3, 4]]
     """
     if order == "contiguous":
@@ -119,28 +125,30 @@ def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     """
     ranks, problem, packed = work.ranks, work.problem, q.dim() == 3
     size = ranks.size
-    q, k, v = (_of_ranks(x, size) for x in (q, k, v))
-    groups = _head_groups(k.shape[-2], work.stages)
+    q, k, v = (of_ranks(x, size) for x in (q, k, v))
+    groups = head_groups(k.shape[-2], work.stages)
     calls = whole_calls(problem)
     returning: list = []
     lses: list = []
     waiting = _scattering(ranks, q, k, v, groups[0])
     for number, heads in enumerate(groups):
-        every_q, every_kv = (_whole(x(), problem.order) for x in waiting)
+        every_q, every_kv = (whole_of(x(), problem.order) for x in waiting)
         if number + 1 < len(groups):
             waiting = _scattering(ranks, q, k, v, groups[number + 1])
         whole_q = every_q[:, 0] if packed else every_q.movedim(0, 1)
-        keys, values = _keys_and_values(every_kv, packed)
-        first = ranks.rank * q.shape[-2] + _wide(heads, q.shape[-2] // k.shape[-2]).start
+        keys, values = keys_and_values(every_kv, packed)
+        first = ranks.rank * q.shape[-2] + wide_of(heads, q.shape[-2] // k.shape[-2]).start
         sink = None if work.sink is None else work.sink[first : first + whole_q.shape[-2]]
         running = Running(whole_q, sink, work.backend)
         for call in calls:
             running.attend(keys, values, call, work.scale, work.softcap)
         out, lse = running.result()
+        if work.kept is not None:
+            work.kept.extend((whole_q, keys, values, out, lse))
         out = out[:, None] if packed else out.movedim(1, 0)
         lse = lse.movedim(-1, 0)[:, None] if packed else lse.movedim(-1, 0)
         for tensor, what, kept in ((out, "results", returning), (lse, "log-sum-exps", lses)):
-            pieces = _by_rank(tensor, size, problem.order).contiguous()
+            pieces = by_rank(tensor, size, problem.order).contiguous()
             kept.append(transport.all_to_all(ranks, pieces, what))
     # (ranks, rows, batch, heads of a group[, head_dim]) -> heads of rank 0, then of rank 1, ...
     out = torch.cat([wait() for wait in returning], dim=3).movedim(0, 2).flatten(2, 3)
@@ -149,7 +157,7 @@ def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     return (out[0], lse[0]) if packed else (out, lse)
 
 
-def _of_ranks(x: torch.Tensor, ranks: int) -> torch.Tensor:
+def of_ranks(x: torch.Tensor, ranks: int) -> torch.Tensor:
     """(..., heads, head_dim) -> (ranks, rows, batch, heads of a rank, head_dim)."""
     x = x[:, None] if x.dim() == 3 else x.movedim(1, 0)
     heads = x.shape[2]
@@ -160,7 +168,7 @@ def _of_ranks(x: torch.Tensor, ranks: int) -> torch.Tensor:
 
 def _scattering(ranks: Ranks, q, k, v, heads: slice) -> tuple:
     """Two messages: the queries and the keys of a group of heads."""
-    wide = _wide(heads, q.shape[-2] // k.shape[-2])
+    wide = wide_of(heads, q.shape[-2] // k.shape[-2])
     kv = torch.stack((k[..., heads, :], v[..., heads, :]), dim=2)
     return (
         transport.all_to_all(ranks, q[..., wide, :].contiguous(), "queries"),
@@ -170,7 +178,7 @@ def _scattering(ranks: Ranks, q, k, v, heads: slice) -> tuple:
 
 def _part(work: Work, q, keys, values, heads: slice, heads_kv: int, calls) -> tuple:
     """Attention of the query heads of a group of key/value heads."""
-    wide = _wide(heads, q.shape[-2] // heads_kv)
+    wide = wide_of(heads, q.shape[-2] // heads_kv)
     sink = None if work.sink is None else work.sink[wide]
     running = Running(q[..., wide, :], sink, work.backend)
     for call in calls:
@@ -178,9 +186,9 @@ def _part(work: Work, q, keys, values, heads: slice, heads_kv: int, calls) -> tu
     return running.result()
 
 
-def _head_groups(heads: int, stages: int) -> list[slice]:
+def head_groups(heads: int, stages: int) -> list[slice]:
     """
-    >>> _head_groups(8, 2), _head_groups(1, 2)
+    >>> head_groups(8, 2), head_groups(1, 2)
     ([slice(0, 4, None), slice(4, 8, None)], [slice(0, 1, None)])
     """
     stages = min(stages, heads)
@@ -188,7 +196,7 @@ def _head_groups(heads: int, stages: int) -> list[slice]:
     return [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
 
 
-def _wide(heads: slice, group: int) -> slice:
+def wide_of(heads: slice, group: int) -> slice:
     """Query heads of key/value heads."""
     return slice(heads.start * group, heads.stop * group)
 
@@ -200,13 +208,13 @@ def _heads_together(results: list) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(outs, dim=-2), torch.cat(lses, dim=-2)
 
 
-def _message(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def message_of(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """(rows, 2, batch, heads, head_dim), contiguous."""
     rows = [x[:, None] if x.dim() == 3 else x.movedim(1, 0) for x in (k, v)]
     return torch.stack(rows, dim=1)
 
 
-def _keys_and_values(message: torch.Tensor, packed: bool) -> list[torch.Tensor]:
+def keys_and_values(message: torch.Tensor, packed: bool) -> list[torch.Tensor]:
     """Views with the dimensions of q."""
     return [message[:, i, 0] if packed else message[:, i].movedim(0, 1) for i in (0, 1)]
 

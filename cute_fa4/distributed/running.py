@@ -9,6 +9,16 @@ import torch
 from cute_fa4.distributed.geometry import Call
 
 
+def queries_of(call: Call, q: torch.Tensor) -> torch.Tensor:
+    """The rows of a call, of (batch, rows, heads, head_dim) or (rows, heads, head_dim)."""
+    return q.narrow(-3, call.q_at, call.q_rows)
+
+
+def keys_of(call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same for keys and what has their rows."""
+    return tuple(x.narrow(-3, call.k_at, call.k_rows) for x in tensors)
+
+
 class Running:
     """A float32 state and memory for one part. The merge of the two overwrites the state.
 
@@ -31,13 +41,9 @@ class Running:
 
     def attend(self, k, v, call: Call, scale: float, softcap: float) -> None:
         """Attention of a call, merged into the state. k, v: tensors that the call's row offsets refer to."""
+        q, (k, v) = queries_of(call, self.q), keys_of(call, k, v)
         rows = slice(call.q_at, call.q_at + call.q_rows)
-        keys = slice(call.k_at, call.k_at + call.k_rows)
-        q, k, v = (x if self.packed else x.movedim(1, 0) for x in (self.q, k, v))
-        q, k, v = q[rows], k[keys], v[keys]
-        if not self.packed:
-            q, k, v = (x.movedim(0, 1) for x in (q, k, v))
-        elif call.ends is None:
+        if self.packed and call.ends is None:
             q, k, v = q[None], k[None], v[None]
         self.add(rows, *self.backend.attention(q, k, v, call, scale, softcap))
 

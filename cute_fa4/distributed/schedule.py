@@ -65,7 +65,7 @@ class Hop:
 def hops(problem: Problem) -> tuple[Hop, ...]:
     """Hops of one or two rings, as few as the mask allows."""
     ranks = problem.ranks
-    reached = {s: _rows_needed(problem, s) for s in range(1, ranks)}
+    reached = {s: rows_needed(problem, s) for s in range(1, ranks)}
     needed = [s for s in reached if reached[s]]
     forward, backward = _fewest(needed, ranks)
     found = []
@@ -78,7 +78,8 @@ def hops(problem: Problem) -> tuple[Hop, ...]:
     return tuple(found)
 
 
-def _rows_needed(problem: Problem, distance: int) -> tuple[int, int] | None:
+@lru_cache(maxsize=1024)
+def rows_needed(problem: Problem, distance: int) -> tuple[int, int] | None:
     """First and end of the rows that some rank needs from the rank at this distance before it."""
     calls = [c for rank in range(problem.ranks) for c in problem.calls(rank, distance)]
     if not calls:

@@ -20,6 +20,7 @@ a prototype of torch, and this module reads its private names. If they are missi
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -71,7 +72,9 @@ def attention(query, *rest) -> torch.Tensor:
     return routes.outside_of_graphs(_attention, query, *rest)
 
 
-def _attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> torch.Tensor:
+def _attention(
+    query, key, value, attn_mask, is_causal: bool, scale, batch_invariant, padded
+) -> torch.Tensor:
     """Attention of DTensors that are sharded along the sequence, dimension 2, on a mesh of one dimension.
 
     padded(query, key, value) -> the same, padded to a head dim that has a kernel
@@ -102,6 +105,7 @@ def _attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> 
         group=query.device_mesh,
         causal=is_causal,
         softmax_scale=scale,
+        batch_invariant=batch_invariant,
         **_choices(),
     )
     out = out.transpose(1, 2)[..., : value.shape[-1]]
@@ -110,7 +114,7 @@ def _attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> 
 
 def _choices() -> dict:
     """layout and order from the manager's settings."""
-    options = getattr(_manager(), "_cp_options", None)
+    options: Any = getattr(_manager(), "_cp_options", None)
     try:
         method, balanced = options.rotate_method.name, options.enable_load_balance
     except AttributeError:

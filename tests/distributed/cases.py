@@ -11,6 +11,7 @@ import torch
 
 from cute_fa4.distributed import (
     backends,
+    backward,
     context_parallel_attention,
     decode_attention,
     groups,
@@ -41,6 +42,83 @@ def attend(rank: int, group, q_shape, k_shape, dtype, options: dict):
     with transport.counting() as counter:
         out, lse = context_parallel_attention(*mine, group=group, return_lse=True, **options)
     return out, lse, counter.sent
+
+
+def gradients_of_results(q_shape, dtype, with_lse: bool) -> list:
+    """dout and dlse of all ranks together, dlse as (batch, rows, heads) or None; the same in every process."""
+    generator = torch.Generator().manual_seed(3)
+    dout = torch.randn(q_shape, generator=generator).to(dtype)
+    return [dout, torch.randn(q_shape[:-1], generator=generator) if with_lse else None]
+
+
+def differentiate(rank: int, group, q_shape, k_shape, dtype, options: dict, with_lse: bool = False):
+    """(dq, dk, dv, dsink or None) of a rank, and the bytes that it sent backward."""
+    ranks = torch.distributed.get_world_size(group)
+    cut = dict(order=options.get("order", "zigzag"), dim=len(q_shape) - 3)
+    whole = *tensors(0, q_shape, k_shape, dtype), *gradients_of_results(q_shape, dtype, with_lse)
+    q, k, v, dout, dlse = (None if x is None else shard(x, rank, ranks, **cut) for x in whole)
+    wanting = [x.requires_grad_() for x in (q, k, v)]
+    options = dict(options)
+    if options.get("learnable_sink") is not None:
+        options["learnable_sink"] = options["learnable_sink"].clone().requires_grad_()
+        wanting.append(options["learnable_sink"])
+    results = context_parallel_attention(q, k, v, group=group, return_lse=with_lse, **options)
+    results, given = (results, (dout, dlse.mT)) if with_lse else ((results,), (dout,))
+    with transport.counting() as counter:
+        found = torch.autograd.grad(results, wanting, given)
+    return *found, *[None] * (4 - len(found)), counter.sent
+
+
+def twice(rank: int, group, *arguments):
+    """Whether two runs of differentiate() have the same bits."""
+    first, second = (differentiate(rank, group, *arguments)[:4] for _ in range(2))
+    return all(a is b is None or torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def wanting(rank: int, group, of_rank: list):
+    """A call of this rank's arguments with gradients: (shape, dtype, names of what wants one, options) each."""
+    shape, dtype, names, options = of_rank[rank]
+    given = dict(zip("qkv", tensors(0, shape, shape, dtype), strict=True))
+    options = dict(options)
+    if "learnable_sink" in names:
+        options["learnable_sink"] = torch.zeros(shape[-2])
+    for name in names:
+        {**given, **options}[name].requires_grad_()
+    out = context_parallel_attention(*given.values(), group=group, **options)
+    return out, [{**given, **options}[name] for name in names]
+
+
+def refused(rank: int, group, *arguments):
+    """The same, which raises."""
+    return wanting(rank, group, *arguments)[0].detach()
+
+
+def twice_differentiated(rank: int, group, shape):
+    out, (q,) = wanting(rank, group, [(shape, torch.float32, ["q"], {"backend": "sdpa"})] * 2)
+    torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+def crossed(rank: int, group, shape):
+    """Two calls, through which the ranks go backward in different orders."""
+    arguments = [(shape, torch.float32, ["q"], {"backend": "sdpa"})] * 2
+    made = [wanting(rank, group, arguments) for _ in range(2)]
+    out, wants = made[rank]
+    torch.autograd.grad(out.sum(), wants)
+
+
+def cache_with_gradient(rank: int, group):
+    q, k, v = tensors(0, (1, 1, 2, 64), (1, 16, 2, 64), torch.bfloat16)
+    lengths = torch.tensor([16], dtype=torch.int32)
+    decode_attention(q.requires_grad_(), k, v, lengths, group=group, heads="all", interleave=16)
+
+
+class WithoutGradients:
+    """A backend with the methods of the forward pass alone."""
+
+    def check(self, *_):
+        pass
+
+    attention = merge = check
 
 
 def asked(rank: int, group, of_rank: list):
@@ -171,9 +249,9 @@ def sent_by_decode(rank: int, group, lengths: list, form: dict, dtype, options: 
 
 
 def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str, way: str):
-    """torch's context_parallel around our function; the rows of this rank.
+    """torch's context_parallel around our function; the rows of this rank, and in training (dq, dk, dv).
 
-    way: "functional", as torch.nn.functional has it, "compiled", the same in a graph, or "direct", our own; "fullgraph"
+    way: "functional", as torch.nn.functional has it, "compiled", the same in a graph, "direct", our own; "fullgraph"
     """
     import torch.distributed.tensor.experimental as experimental
     from torch.distributed.device_mesh import DeviceMesh
@@ -184,19 +262,23 @@ def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str,
 
     mesh = DeviceMesh.from_group(group, "cpu")
     q, k, v = tensors(0, shape, shape, torch.bfloat16)
+    dout, _ = gradients_of_results(shape, torch.bfloat16, False)
     kept = functional.scaled_dot_product_attention
     functional.scaled_dot_product_attention = cute_fa4.scaled_dot_product_attention
     manager.set_rotate_method(method)
     options, balanced = manager._cp_options, manager._cp_options.enable_load_balance
     options.enable_load_balance = causal  # torch refuses it for masks that need none
     try:
-        with experimental.context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
+        with experimental.context_parallel(mesh, buffers=[q, k, v, dout], buffer_seq_dims=[2] * 4):
             module = cute_fa4 if "direct" in way else functional
             call = lambda *given: module.scaled_dot_product_attention(*given, is_causal=causal)
             if "compiled" in way:
                 torch._dynamo.reset()  # graphs of an earlier case, which end at the call, are not asked again
                 call = torch.compile(call, backend="eager", fullgraph="fullgraph" in way)
-            out = call(q, k, v)
+            wants = [x.clone().requires_grad_("training" in way) for x in (q, k, v)]
+            out = call(*wants)
+            if "training" in way:
+                return torch.autograd.grad(out, wants, dout)
     finally:
         functional.scaled_dot_product_attention = kept
         options.enable_load_balance = balanced
@@ -320,15 +402,27 @@ def _one_part_forgotten(outs, lses):
     return _MERGED(outs[1:], lses[1:])
 
 
-_OF_RANKS, _MERGED = layouts._of_ranks, backends.merged_by_torch
+def _waited_for(arriving):
+    for _, wait in arriving:
+        wait()
+    arriving.clear()
+
+
+def _cut_as_ranks_have_them(whole, ranks, order):
+    return whole.unflatten(0, (ranks, -1))
+
+
+_OF_RANKS, _MERGED = layouts.of_ranks, backends.merged_by_torch
 
 # Where each is planted, and by which function of this file it shows.
 DEFECTS = {
     "a hop too few": (layouts, "hops", _without_the_last_hop),
     "a window one shorter on other ranks": (layouts, "ring_calls", _with_a_window_one_shorter),
     "parts added": (backends.TorchAttention, "merge", _added),
-    "rows in the order of ranks": (layouts, "_in_order", _as_ranks_have_them),
-    "heads of another rank": (layouts, "_of_ranks", _of_the_next_rank),
+    "rows in the order of ranks": (layouts, "in_order", _as_ranks_have_them),
+    "heads of another rank": (layouts, "of_ranks", _of_the_next_rank),
+    "gradients of hops forgotten": (backward, "_collect", _waited_for),
+    "gradients in the order of ranks": (backward, "by_rank", _cut_as_ranks_have_them),
     "one rank's part forgotten": (backends, "merged_by_torch", _one_part_forgotten),
 }
 

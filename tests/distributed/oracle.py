@@ -5,9 +5,18 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.distributed import unshard
-from cute_fa4.reference import Tolerance, allowed_error, attention_float64, max_error
+from cute_fa4.reference import (
+    Tolerance,
+    allowed_error,
+    allowed_gradient_errors,
+    attention_float64,
+    gradients_float64,
+    max_error,
+)
 from tests.distributed import cases
 
+FLOAT32_ERROR_OF_GRADIENTS = 2e-5  # the same, of terms that are sums over a head dim themselves
+FLOAT32_ERROR_OF_SINKS = 1e-4  # sums over all rows
 FLOAT32_ERROR = 5e-6  # of sums over a few hundred terms of order one, in float32
 
 
@@ -61,3 +70,75 @@ def check(results: list, q_shape, k_shape, dtype, options: dict) -> None:
         limit = allowed(*whole, **problem)
     assert max_error(out, expected) <= limit.out
     assert max_error(lse, expected_lse) <= limit.lse
+
+
+def exact_gradients(whole: tuple, cu_seqlens=None, learnable_sink=None, **options) -> list:
+    """(dq, dk, dv[, dsink]) in float64, of all ranks together. whole: q, k, v, dout and dlse, as cases has them."""
+    if learnable_sink is not None:
+        options["sink"] = learnable_sink
+    dlse = whole[4]
+    if cu_seqlens is None:
+        dlse = None if dlse is None else dlse.mT
+        return list(gradients_float64(*whole[:4], dlse, **options))
+    found = [torch.zeros(x.shape, dtype=torch.float64) for x in whole[:3]]
+    if learnable_sink is not None:
+        # The log-sum-exp of padding is the sink.
+        found.append(torch.zeros(whole[0].shape[1], dtype=torch.float64))
+        found[3] += 0.0 if dlse is None else dlse[cu_seqlens[-1] :].double().sum(0)
+    for begin, end in documents_of(cu_seqlens):
+        rows = [None if x is None else x[None, begin:end] for x in whole]
+        dlse = None if rows[4] is None else rows[4].mT
+        parts = gradients_float64(*rows[:4], dlse, **options)
+        for total, part in zip(found[:3], parts, strict=False):
+            total[begin:end] = part[0]
+        if learnable_sink is not None:
+            found[3] += parts[3]
+    return found
+
+
+def allowed_gradients(whole: tuple, cu_seqlens=None, learnable_sink=None, **options) -> list:
+    """The errors that the kernel's gradients may have; of documents, the largest, and of sinks their sum."""
+    if learnable_sink is not None:
+        options["sink"] = learnable_sink
+    found = []
+    for begin, end in documents_of(cu_seqlens or [0, whole[0].shape[1]]):
+        rows = (
+            whole
+            if cu_seqlens is None
+            else [None if x is None else x[None, begin:end] for x in whole]
+        )
+        dlse = None if rows[4] is None else rows[4].mT
+        found.append(allowed_gradient_errors(*rows[:4], dlse, **options))
+    parts = list(zip(*found, strict=True))
+    return [max(part) for part in parts[:3]] + [sum(part) for part in parts[3:]]
+
+
+def documents_of(cu_seqlens) -> list:
+    pairs = zip(cu_seqlens, cu_seqlens[1:], strict=False)
+    return [(begin, end) for begin, end in pairs if begin < end]
+
+
+def check_gradients(results: list, q_shape, k_shape, dtype, options: dict, with_lse: bool) -> None:
+    """Results of cases.differentiate on all ranks are those of one process with all rows, sinks after a sum."""
+    for result in results:
+        assert not hasattr(result, "trace"), result.trace
+    cut = dict(order=options.get("order", "zigzag"), dim=len(q_shape) - 3)
+    found = [unshard([r[i] for r in results], **cut) for i in range(3)]
+    if results[0][3] is not None:
+        found.append(sum(r[3].double() for r in results))
+    problem = {
+        name: options[name]
+        for name in ("causal", "window_size", "cu_seqlens", "learnable_sink")
+        if name in options
+    }
+    whole = (
+        *cases.tensors(0, q_shape, k_shape, dtype),
+        *cases.gradients_of_results(q_shape, dtype, with_lse),
+    )
+    exact = exact_gradients(whole, **problem)
+    limits = [FLOAT32_ERROR_OF_GRADIENTS] * 3 + [FLOAT32_ERROR_OF_SINKS]
+    if dtype != torch.float32:
+        limits = allowed_gradients(whole, **problem)
+    for got, expected, limit in zip(found, exact, limits, strict=False):
+        assert got.dtype in (dtype, torch.float64)
+        assert max_error(got, expected) <= limit

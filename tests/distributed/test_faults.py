@@ -55,6 +55,10 @@ def test_what_is_wrong_on_one_rank_is_an_error_on_every_rank(pool, name):
         (dict(cu_seqlens=[0, 8]), "q: shape .* has 4 dimensions"),
         (dict(stages=0), "stages: 0; accepted: 1 to"),
         (dict(check="never"), "check: 'never'; accepted"),
+        (
+            dict(batch_invariant=True),
+            "batch_invariant: True in context_parallel_attention, which merges",
+        ),
         (dict(backend="flash"), "backend: 'flash'; accepted"),
         (dict(softcap=30.0), "softcap: 30.0 with backend='sdpa'"),
     ],

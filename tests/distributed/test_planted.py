@@ -18,6 +18,12 @@ SHOWN_BY = {
     "rows in the order of ranks": {**GATHER, "causal": True},
     "heads of another rank": HEADS,
 }
+OF_GRADIENTS = {
+    "gradients of hops forgotten": RING,
+    "gradients in the order of ranks": {**GATHER, "causal": True},
+    "heads of another rank": HEADS,
+    "a hop too few": RING,
+}
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)
@@ -26,6 +32,15 @@ def test_a_planted_defect_is_noticed(pool, name):
     oracle.check(pool.run(cases.attend, arguments, 3), *arguments)
     with pytest.raises(AssertionError):
         oracle.check(pool.run(cases.with_defect, (name, cases.attend, *arguments), 3), *arguments)
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_a_planted_defect_of_gradients_is_noticed(pool, name):
+    arguments = SHAPE, SHAPE, torch.float32, OF_GRADIENTS[name], False
+    oracle.check_gradients(pool.run(cases.differentiate, arguments, 3), *arguments)
+    planted = name, cases.differentiate, *arguments
+    with pytest.raises(AssertionError):
+        oracle.check_gradients(pool.run(cases.with_defect, planted, 3), *arguments)
 
 
 def test_a_planted_defect_of_decode_is_noticed(pool):
@@ -38,4 +53,4 @@ def test_a_planted_defect_of_decode_is_noticed(pool):
 
 
 def test_every_defect_is_looked_for():
-    assert set(cases.DEFECTS) == {*SHOWN_BY, "one rank's part forgotten"}
+    assert set(cases.DEFECTS) == {*SHOWN_BY, *OF_GRADIENTS, "one rank's part forgotten"}

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from cute_fa4.distributed import unshard
-from cute_fa4.reference import allowed_error, attention_float64, max_error
+from cute_fa4.reference import (
+    allowed_error,
+    allowed_gradient_errors,
+    attention_float64,
+    gradients_float64,
+    max_error,
+)
 from tests.distributed import cases
 from tests.distributed.pool import Failed
 
@@ -35,13 +41,36 @@ def test_the_function_that_the_manager_wraps_attends_to_all_ranks(pool, causal, 
     assert max_error(out, exact) <= allowed_error(q, k, v, causal=causal).out
 
 
+@pytest.mark.parametrize(
+    "causal, method, way",
+    [
+        (True, "allgather", "training"),
+        (True, "alltoall", "training, compiled"),
+    ],
+)
+def test_models_train_under_the_manager(pool, causal, method, way):
+    """The manager's layouts are all_gather and ring, whose gradients test_gradients has in every form."""
+    results = pool.run(cases.under_the_manager, (SHAPE, causal, method, way), 2)
+    for result in results:
+        assert not isinstance(result, Failed), result.trace
+    order = "zigzag" if causal else "contiguous"
+    found = (unshard(parts, order=order, dim=2) for parts in zip(*results, strict=True))
+    whole = cases.tensors(0, SHAPE, SHAPE, torch.bfloat16)
+    dout, _ = cases.gradients_of_results(SHAPE, torch.bfloat16, False)
+    rows_first = [x.transpose(1, 2) for x in (*whole, dout)]
+    exact = gradients_float64(*rows_first, causal=causal)
+    allowed = allowed_gradient_errors(*rows_first, causal=causal)
+    for got, expected, limit in zip(found, exact, allowed, strict=True):
+        assert max_error(got.transpose(1, 2), expected) <= limit
+
+
 def test_a_whole_graph_around_the_manager_is_refused_and_says_why(pool):
     results = pool.run(
         cases.under_the_manager, (SHAPE, True, "allgather", "fullgraph, compiled"), 2
     )
     for result in results:
         assert result.kind == "Unsupported", result
-        assert "rows of other ranks come in messages" in result.text
+        assert "rows of other ranks arrive in messages" in result.text
         assert "accepted: torch.compile with fullgraph=False" in result.text
 
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from benchmarks import context_parallel as benchmark
-from cute_fa4.distributed.volume import rows_that_hide_a_hop, sent_per_query, sent_per_row
+from cute_fa4.distributed.volume import (
+    rows_that_hide_a_hop,
+    sent_back_per_row,
+    sent_per_query,
+    sent_per_row,
+)
 from tests.distributed import cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,12 +31,29 @@ def test_a_rank_sends_what_the_formula_says(pool, layout, ranks, heads_kv):
     assert [sent for _, _, sent in pool.run(cases.attend, arguments, ranks)] == [expected] * ranks
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("layout", ["ring", "all_gather", "all_to_all"])
+@pytest.mark.parametrize("heads_kv", [8, 2])
+def test_a_rank_sends_what_the_formula_says_backward(pool, layout, ranks, heads_kv):
+    """As above, in bf16: with 2 key/value heads on 4 ranks, all_to_all sends parts of sums, which are float32."""
+    shapes = (1, 24 * ranks, 8, 64), (1, 24 * ranks, heads_kv, 64)
+    arguments = *shapes, torch.bfloat16, {"layout": layout, "backend": "sdpa", "causal": True}
+    expected = 24 * sent_back_per_row(layout, ranks, 8, heads_kv, 64)
+    sent = [result[-1] for result in pool.run(cases.differentiate, arguments, ranks)]
+    assert sent == [expected] * ranks
+
+
 def test_a_window_sends_its_own_rows_alone(pool):
-    """A window of 9 keys before each query, contiguous: 9 rows of K and V go to the neighbour, once."""
+    """A window of 9 keys before each query, contiguous: 9 rows of K and V go to the neighbour, once.
+
+    Backward they go once more, and their gradients return in float32.
+    """
     shape = (1, 96, 4, 64)
     options = dict(backend="sdpa", causal=True, window_size=(9, None), order="contiguous")
     results = pool.run(cases.attend, (shape, shape, torch.float32, options), 4)
     assert [sent for _, _, sent in results] == [9 * 2 * 4 * 64 * 4] * 4
+    results = pool.run(cases.differentiate, (shape, shape, torch.float32, options), 4)
+    assert [result[-1] for result in results] == [9 * 2 * 4 * 64 * (4 + 4)] * 4
 
 
 def test_a_decode_step_sends_what_the_formula_says(pool):

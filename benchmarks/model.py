@@ -11,6 +11,7 @@
     python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
     python benchmarks/model.py --eight-bits       the table of 8-bit tensors; with --docs write it
     python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
+    python benchmarks/model.py --invariance       what batch_invariant=True costs; with --docs write these tables
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
 see: docs/performance/method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
@@ -35,6 +36,7 @@ from benchmarks.cycle_model import (  # noqa: E402
     depths,
     eight_bits,
     fixed_cost,
+    invariance,
     memory_bound,
     pairs,
     plots,
@@ -52,7 +54,7 @@ from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
 DOCS = ROOT / "docs"
-PAGES = plots.PAGES
+PAGES = (*plots.PAGES, DOCS / "invariance.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
 # Tables of the pages that depend on machine code: each says whose it is.
@@ -133,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--eight-bits", action="store_true")
     parser.add_argument("--b300", action="store_true")
     parser.add_argument("--pairs", action="store_true")
+    parser.add_argument("--invariance", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
@@ -162,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    if args.depths or args.b300 or args.pairs or args.eight_bits:
+    if args.depths or args.b300 or args.pairs or args.eight_bits or args.invariance:
         tables = {"b300": b300.table(makers)} if args.b300 else {}
         if args.eight_bits:
             tables |= eight_bits.tables(makers, constants)
@@ -170,6 +173,8 @@ def main(argv: list[str] | None = None) -> int:
             tables |= depths.tables(makers, constants) | wide.tables(makers, constants)
         if args.pairs:
             tables |= pairs.tables(makers, constants)
+        if args.invariance:
+            tables |= invariance.tables(constants)
         if args.docs:
             write_docs(tables)
         else:
@@ -208,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
             lambda: wide.tables(makers, constants),
             lambda: eight_bits.tables(makers, constants),
             lambda: {"b300": b300.table(makers)},
+            lambda: invariance.tables(constants),
             decode_tables,
         ):
             write_docs(modelled())

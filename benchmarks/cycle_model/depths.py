@@ -14,6 +14,7 @@ from benchmarks.cycle_model import report
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
 from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.ratios import ratio
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.choose.choose_config import columns_of_v
@@ -137,7 +138,7 @@ def latent_table(kernels: dict[Variant, report.Modelled], constants: dict[str, C
             runs = variant == Variant.of(OURS, problem)
             cells += [f"**{one.tflops:.0f}**" if runs else f"{one.tflops:.0f}", one.bound]
         both = len(speeds) == 3
-        cells += [f"{ours / speeds[2]:.2f}" if both else "" for ours in speeds[:2]]
+        cells += [ratio(ours / speeds[2]) if both else "" for ours in speeds[:2]]
         cells.append(str(dict(data[mask])[problem.seqlen]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

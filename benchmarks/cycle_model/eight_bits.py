@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.cycle_model import report
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
+from benchmarks.cycle_model.ratios import ratio
 from cute_fa4.emulator.model.constants import Constant
 
 PUBLISHED_FILE = Path(__file__).with_name("published_eight_bits.json")
@@ -54,7 +55,7 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
         row = [mask, str(problem.seqlen)]
         for one in cells:
             row += [f"{one.tflops:.0f}", one.bound, f"{one.slack:.0%}"] if one else ["-", "", ""]
-        row.append(f"{cells[0].tflops / cells[1].tflops:.2f}" if all(cells) else "")
+        row.append(ratio(cells[0].tflops / cells[1].tflops) if all(cells) else "")
         row.append(str(dict(data[mask])[problem.seqlen]))
         lines.append("| " + " | ".join(row) + " |")
     lines += [

@@ -18,6 +18,7 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_s
 from benchmarks.cycle_model.grid import Curve
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs, traced
 from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.ratios import ratio
 from benchmarks.cycle_model.workloads import TILES, uses_pairs, workload
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
 from cute_fa4.emulator.model.starts import STARTS
@@ -60,10 +61,10 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
         alone, pairs = (report.cell(kernels[v], problem, constants).tflops for v in both(problem))
         theirs = kernels.get(Variant.of(THEIRS, problem))
         chosen = runs_on_pairs(problem)
-        ratio = ""
+        over = ""
         if theirs is not None:
             speed = report.cell(theirs, problem, constants).tflops
-            ratio = f"{(pairs if chosen else alone) / speed:.2f}"
+            over = ratio((pairs if chosen else alone) / speed)
         depth = (
             f"{problem.head_dim}/{problem.head_dim_v}" if problem.head_dim_v else problem.head_dim
         )
@@ -71,7 +72,7 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
         speeds[chosen] = f"**{speeds[chosen]}**"
         size = f"{problem.batch} x {problem.heads_q}"
         cells = [depth, both(problem)[0].mask, report.lengths_of(problem), size, *speeds]
-        lines.append("| " + " | ".join(map(str, [*cells, f"{pairs / alone:.2f}", ratio])) + " |")
+        lines.append("| " + " | ".join(map(str, [*cells, ratio(pairs / alone), over])) + " |")
     return "\n".join(lines)
 
 
@@ -114,9 +115,9 @@ def of_rule(curve: Curve) -> pays.Cycles:
 
 
 def rule(constants: dict[str, Constant], arch: str) -> dict:
-    """pays.MODELLED of an architecture, modelled again."""
+    """The rows of an architecture in the tuning table, modelled again."""
     found = {}
-    for qk, ov, mask in pays.MODELLED[arch]:
+    for qk, ov, mask in pays.modelled(arch):
         depth_v = 0 if qk == ov else ov
         variant = Variant(OURS, qk, mask is bands.Causal, head_dim_v=depth_v, arch=arch)
         curves = (
@@ -169,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.rule:
         for arch, chip in (("sm_100a", fitted_b200()), (b300.ARCH, b300.constants())):
             for key, cycles in rule(chip, arch).items():
-                print(arch, key, *cycles, "now", *pays.MODELLED[arch][key])
+                print(arch, key, *cycles, "now", *pays.modelled(arch)[key])
     return 0
 
 

@@ -17,6 +17,7 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, cta_cycl
 from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
+from benchmarks.cycle_model.ratios import ratio
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.emulator.model.starts import STARTS
 
@@ -125,7 +126,7 @@ def cells(
         one = cell(kernels[variant], problem, constants)
         speeds.append(one.tflops)
         row += [f"{one.tflops:.0f}", one.bound]
-    return [*row, f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else ""]
+    return [*row, ratio(speeds[0] / speeds[1]) if len(speeds) == 2 else ""]
 
 
 def _bound(kernel: Modelled, time: LaunchTime) -> tuple[str, float]:
@@ -159,10 +160,10 @@ def rows(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> li
         speeds = [found["tflops"] for found in cells.values() if "tflops" in found]
         if not speeds:
             continue
-        ratio = speeds[0] / speeds[1] if len(speeds) == 2 else None
+        over = speeds[0] / speeds[1] if len(speeds) == 2 else None
         out.append(
             {"problem": asdict(problem), "mask": Variant.of(OURS, problem).mask, **cells,
-             "ratio": ratio, "published": published(problem)}
+             "ratio": over, "published": published(problem)}
         )  # fmt: skip
     return out
 
@@ -183,7 +184,7 @@ def table(found: list[dict]) -> str:
         cells = [str(p["head_dim"]), row["mask"], seqlen, f"{p['batch']} x {p['heads_q']}"]
         for maker in (OURS, THEIRS):
             cells += _cells(row.get(maker))
-        cells.append("" if row["ratio"] is None else f"{row['ratio']:.2f}")
+        cells.append("" if row["ratio"] is None else ratio(row["ratio"]))
         cells.append("" if row["published"] is None else f"{row['published']:.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -310,7 +311,7 @@ def claims_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
         theirs = cell(kernels[peer], problem, constants).tflops
         speeds = [cell(kernel, problem, constants).tflops for kernel in simulated[variant]]
         cells = [str(problem.head_dim), variant.mask, lengths_of(problem)]
-        lines.append("| " + " | ".join(cells + [f"{s / theirs:.2f}" for s in speeds]) + " |")
+        lines.append("| " + " | ".join(cells + [ratio(s / theirs) for s in speeds]) + " |")
     return "\n".join(lines)
 
 

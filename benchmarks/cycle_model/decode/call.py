@@ -31,7 +31,12 @@ class Call:
 
 
 @lru_cache(maxsize=256)
-def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
+def call_of(
+    problem: DecodeProblem,
+    num_splits: int = 0,
+    batch_invariant: bool | None = None,
+    tokens_per_split: int | None = None,
+) -> Call:
     """flash_attn_with_kvcache, or flash_mla_with_kvcache, with this number of parts; 0: as many as it chooses."""
     import torch
 
@@ -49,7 +54,7 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
 
     batch, page = problem.batch, problem.page_size
     pages = -(-max(problem.lengths) // page)
-    dtypes = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+    dtypes = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e2m1": torch.uint8}
     dtypes[ROWS] = torch.float8_e4m3fn
     q = tensor(
         batch, problem.seqlen_q, problem.heads_q, problem.head_dim, dtype=dtypes[problem.dtype]
@@ -68,10 +73,10 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
         scales = checked_scales(tensors, batch)
     options = Options(
         1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent,
-        scales=scales,
+        scales=scales, batch_invariant=batch_invariant, tokens_per_split=tokens_per_split,
     )  # fmt: skip
     lse, v = problem.latent, k[..., : LATENT_DEPTHS[1]] if problem.latent else k
-    config = config_of(q, k, v, None, where, options, page, lse, target_of(torch.device("cpu")))
+    config = config_of(where.replaced(v=v), options, page, lse, target_of(torch.device("cpu")))
     split = split_of(q, k, where, options, config)
     per_head = -(-problem.seqlen_q // config.tiles.positions_per_cta)
     blocks = per_head * problem.heads_q // config.heads_per_tile

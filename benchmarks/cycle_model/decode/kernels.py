@@ -30,9 +30,9 @@ from cute_fa4.emulator.model import align, control_codes, program, trace
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.emulator.model.machine import Machine
 
-HERE, MODEL = Path(__file__).parent, Path(trace.__file__).parent
+HERE, FOLDER = Path(__file__).parent, Path(trace.__file__).parent
 MODEL = [
-    *(MODEL / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
+    *(FOLDER / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
     Path(program.__file__),
 ]
 # Latencies of the simulations, as multiples of the latency of idle memory.
@@ -107,7 +107,9 @@ def _ours(name: str, config, record) -> tuple:
 def _tile_bytes(config, seqlen_q: int) -> float:
     """Bytes of a key tile from memory. Rows of a latent cache that several CTAs read come from memory once."""
     if not config.latent:
-        return bytes_of(config.stored_dtype, 128 * (config.qk_depth + config.ov_depth))
+        rows = bytes_of(config.stored_dtype, 128 * (config.stored_depth + config.stored_ov_depth))
+        scales = 128 * (config.qk_depth + config.ov_depth) // 16 if config.cache_blocks else 0
+        return rows + scales
     blocks = -(-seqlen_q // config.tiles.positions_per_cta)
     stored = bytes_of(config.stored_dtype, 128 * config.stored_depth)
     return stored / (blocks * config.group // config.heads_per_tile)
@@ -192,7 +194,7 @@ def _their_code(kernel: TheirKernel) -> tuple:
 
 
 def _recorder(maker: str) -> list[Path]:
-    return [MODEL / "trace.py", HERE / "variants.py", HERE / maker]
+    return [Path(trace.__file__), HERE / "variants.py", HERE / maker]
 
 
 def _compiler() -> str:

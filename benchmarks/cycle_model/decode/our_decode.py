@@ -93,7 +93,12 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
     heads_q = heads_kv * config.group
     pages = work.keys // page
     q = tensor(1, seqlen_q, heads_q, depth, dtype=config.qkv_dtype)
-    k, v = (tensor(pages, page, heads_kv, depth, dtype=config.stored_dtype) for _ in range(2))
+    rows = pages, page, heads_kv
+    if config.cache_blocks:
+        k, v = torch.randint(0, 256, (2, *rows, depth // 2), generator=generator).byte()
+        scales = torch.full((2, *rows, depth // 16), 0x38, dtype=torch.uint8)
+    else:
+        k, v = (tensor(*rows, depth, dtype=config.stored_dtype) for _ in range(2))
     values = dict(
         mQ=q,
         mK=k,
@@ -105,6 +110,8 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
         page_table=torch.randperm(pages, generator=generator).to(torch.int32)[None],
         max_seqlen_q=seqlen_q,
     )
+    if config.cache_blocks:
+        values["descales"] = tuple(scales.view(torch.int32))
     if config.share_keys:  # all of the line for one CTA
         positions = min(seqlen_q, config.tiles.positions_per_cta)
         blocks = heads_q // config.heads_per_tile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cute_fa4.sm100.choose.choose_config import LATENT_ROW_BYTES
 
-ELEMENT_BYTES = {"bf16": 2, "e4m3": 1}
+ELEMENT_BYTES = {"bf16": 2, "e4m3": 1, "e2m1": 9 / 16}  # of 4 bits, with the scales of blocks of 16
 ROWS = "rows"  # kv_dtype of a latent cache of 656 bytes a row, including scales and RoPE columns
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_decode.json"
 # The kernel of the published table that its authors replaced.
@@ -50,6 +50,8 @@ class DecodeProblem:
     @property
     def cache_columns(self) -> int:
         """Elements of a row of the cache."""
+        if self.kv_dtype == "e2m1":
+            return self.head_dim // 2
         return LATENT_ROW_BYTES if self.kv_dtype == ROWS else self.head_dim
 
     @property
@@ -59,7 +61,7 @@ class DecodeProblem:
             return self.cache_columns
         if self.latent:
             return self.head_dim * ELEMENT_BYTES[self.kv_dtype]
-        return 2 * self.heads_kv * self.head_dim * ELEMENT_BYTES[self.kv_dtype]
+        return round(2 * self.heads_kv * self.head_dim * ELEMENT_BYTES[self.kv_dtype])
 
     @property
     def bytes(self) -> int:

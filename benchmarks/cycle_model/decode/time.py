@@ -56,9 +56,11 @@ class CallTime:
         return problem.bytes / self.us * 1e-6
 
 
-def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int = 0) -> CallTime:
-    """A public call with this number of parts; 0: chosen by the package."""
-    call = call_of(problem, num_splits)
+def ours(
+    problem: DecodeProblem, constants: dict[str, Constant], num_splits: int = 0, **invariance
+) -> CallTime:
+    """A public call with this number of parts; 0: chosen by the package. invariance: as call_of takes it."""
+    call = call_of(problem, num_splits, **invariance)
     kernel = kernels.attention(call.config, problem.seqlen_q, constants)
     merge = 0.0
     if call.merge is not None:

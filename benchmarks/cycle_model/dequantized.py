@@ -1,6 +1,6 @@
 """The cost of 8-bit keys under many 16-bit queries: a 16-bit cache, an 8-bit cache, and quantized queries.
 
-    python -m benchmarks.cycle_model.widened
+    python -m benchmarks.cycle_model.dequantized
 
 Cycles of a key tile in the steady state of the full mask, head dim 128, for the 256 query rows of a CTA.
 """

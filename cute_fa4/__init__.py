@@ -5,11 +5,14 @@
                       the same for sequences of different lengths, and for paged caches
     flash_mla_with_kvcache
                       decode from a latent cache (multi-head latent attention), with FlashMLA's interface
-    scaled_dot_product_attention
-                      the same with torch.nn.functional's interface
+    scaled_dot_product_attention, flex_attention
+                      the same with torch's interfaces
+    BlockSparseTensors, block_mask
+                      lists of key blocks for block_sparse_tensors=
     masks, score_mods values for mask= and score_mod=
     capabilities      which combinations run, and why the others do not
     mxfp8             quantization to 8 bits with block scales
+    nvfp4             quantization to 4 bits with block scales, for caches
     FA4Config         every compile-time choice of the kernel
     aot               kernels compiled ahead of time: export, load
     warmup            compile or load kernels ahead of the first call; configs_for_model lists them
@@ -29,6 +32,9 @@ _HOME = {
     "flash_mla_with_kvcache": "cute_fa4.mla",
     "get_mla_metadata": "cute_fa4.mla",
     "scaled_dot_product_attention": "cute_fa4.integrations.sdpa",
+    "BlockSparseTensors": "cute_fa4.block_sparsity",
+    "block_mask": "cute_fa4.block_sparsity",
+    "flex_attention": "cute_fa4.integrations.flex",
     "EmulatorWarning": "cute_fa4.calls.launch",
     "capabilities": "cute_fa4.calls.ask.capabilities",
     "Capability": "cute_fa4.calls.ask.capabilities",
@@ -39,7 +45,7 @@ _HOME = {
     "JitWarning": "cute_fa4.compiler.policy",
 }
 
-_MODULES = ("aot", "masks", "mxfp8", "score_mods")
+_MODULES = ("aot", "masks", "mxfp8", "nvfp4", "score_mods")
 
 __all__ = ["__version__", *_HOME]
 

@@ -7,6 +7,7 @@ export-kernel  one such kernel
 aot            inspects a directory of such kernels
 check          a few shapes on the GPU or the emulator against float64
 hopper         the kernels on a Hopper GPU, with tcgen05 in software
+tune           measures the choices between kernels on a Blackwell GPU and writes a tuning table
 bench          speed on a Blackwell GPU compared with other packages; exits with 2 without one
 """
 
@@ -19,6 +20,7 @@ import warnings
 
 from cute_fa4 import __version__
 from cute_fa4.bench import command as bench_command
+from cute_fa4.bench import tune_command
 from cute_fa4.commands import export as export_command
 from cute_fa4.commands import kernels as kernels_command
 from cute_fa4.dtypes import DTYPES, OPERANDS, UNQUANTIZED
@@ -103,6 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench_command.add_options(command)
     command.set_defaults(run=bench_command.main)
+
+    command = commands.add_parser(
+        "tune",
+        help="measure the choices between kernels on a Blackwell GPU, and write a tuning table",
+        description="Exit status 1 after a wrong result, 2 without a suitable GPU.",
+    )
+    tune_command.add_options(command)
+    command.set_defaults(run=tune_command.main)
 
     command = commands.add_parser(
         "hopper",

@@ -4,9 +4,10 @@ What depends on a dtype is read from its row: sizes in bytes (bytes_of), what ca
 elements of TMA maps, names of options. A row names the types of torch and of the compiler and imports neither, because
 configurations are made, and kernels are loaded, without the compiler.
 
-    name  bits  torch          MMA             quantized: P is, dequantized to, out is, numbers of a block scale
-    bf16   16   bfloat16       kind::f16       no
-    e4m3    8   float8_e4m3fn  kind::f8f6f4    e4m3, fp16, bf16, 32
+    name  bits  torch             MMA             quantized: P is, dequantized to, out is, numbers of a block scale
+    bf16   16   bfloat16          kind::f16       no
+    e4m3    8   float8_e4m3fn     kind::f8f6f4    e4m3, fp16, bf16, 32
+    e2m1    4   float4_e2m1fn_x2  no operand      -, fp16, -, 16
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Quantized:
     """Properties that only quantized dtypes have.
 
     p          dtype of P: probabilities lie between 0 and a power of two, so a mantissa bit beats range
-    one        bits of the number 1
+    one        byte whose numbers are all 1
     dequantized_to   dtype that holds every number: K and V become it under queries of 16 bits
     out        dtype of O where a call names none
-    block      consecutive numbers of a row that one block scale (MXFP8) multiplies
+    block      consecutive numbers of a row that one block scale (MXFP8, NVFP4) multiplies
     """
 
     p: str
@@ -73,8 +74,20 @@ class Dtype:
     def operand_kind(self) -> str:
         """mma_kind of a dtype that an MMA multiplies."""
         if self.mma_kind is None:
-            raise ValueError(f"{self.name}: no operand of an MMA; accepted: {', '.join(OPERANDS)}")
+            raise ValueError(
+                f"{self.name}: not an operand of an MMA; accepted: {', '.join(OPERANDS)}"
+            )
         return self.mma_kind
+
+    @property
+    def in_byte(self) -> int:
+        """Numbers that share a byte of memory: the element of a tensor, which has no parts."""
+        return 8 // self.bits if 0 < self.bits < 8 else 1
+
+    @property
+    def element(self) -> str:
+        """Name of the dtype of what memory holds: itself, or bytes where numbers share one."""
+        return self.name if self.in_byte == 1 else "u8"
 
     @property
     def is_operand(self) -> bool:
@@ -145,12 +158,18 @@ E5M2 = Dtype(
     *("e5m2", 8, "float8_e5m2", "Float8E5M2", "e5m2", "f8f6f4", 1, 57344.0),
     Quantized(p="e4m3", one=0x3C, dequantized_to="fp16", out="bf16", block=32),
 )
+E2M1 = Dtype(
+    *("e2m1", 4, "float4_e2m1fn_x2", "Float4E2M1FN", "e2m1"),
+    largest=6.0,
+    quantized=Quantized(p="fp16", one=0x22, dequantized_to="fp16", out="bf16", block=16),
+)
+"""Of caches (NVFP4): two numbers a byte. Kernels read bytes; fp16 holds each number times an e4m3 scale exactly."""
 F32 = Dtype("f32", 32, "float32", "Float32", "f32", largest=(2 - 2**-23) * 2.0**127)
 
 DTYPES = {
     row.name: row
     for row in (
-        *(BF16, FP16, E4M3, E5M2, F32),
+        *(BF16, FP16, E4M3, E5M2, E2M1, F32),
         Dtype("i32", 32, "int32", "Int32", "s32"),
         Dtype("i64", 64, "int64", "Int64", "s64"),
         Dtype("u8", 8, "uint8", "Uint8", "u8"),
@@ -164,6 +183,8 @@ E8M0 = Dtype("e8m0", 8, "float8_e8m0fnu", "Uint8", "ue8m0")
 FLOATS = tuple(name for name, row in DTYPES.items() if row.largest is not None)
 OPERANDS = tuple(name for name, row in DTYPES.items() if row.is_operand)
 QUANTIZED = tuple(name for name in OPERANDS if DTYPES[name].is_quantized)
+CACHED = tuple(name for name, row in DTYPES.items() if row.is_quantized)
+"""Of K and V under queries of 16 bits: also those that no MMA multiplies here, which are always dequantized."""
 UNQUANTIZED = tuple(name for name in OPERANDS if not DTYPES[name].is_quantized)
 OPERAND_OF_BITS = {DTYPES[name].bits: DTYPES[name] for name in reversed(OPERANDS)}
 """Bits of an element -> an operand of so many: in shared and tensor memory all of them lie alike."""

@@ -6,7 +6,7 @@
 
 trace      operators/                       a tracer sees one operator instead of what follows
 repeat     calls/repeat.py                  a call like an earlier one goes from its key to the launch
-names      calls/operands/foreign.py        arguments that only other packages have: passed over, or refused
+names      calls/operands/foreign.py        arguments that only other packages have: ignored, or refused
 dtype      calls/operands/autocast.py       q, k and v under torch.autocast
 check      calls/operands/tensors.py        metadata only: refusals come before any compile
            calls/options.py                 masks, score functions, sinks
@@ -34,7 +34,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
-import cute_fa4.operators  # noqa: F401  torch knows them, and what they cost, before the first call
+import cute_fa4.operators  # noqa: F401  registers them and their FLOP counts before the first call
 from cute_fa4.calls.append import (
     prepare_append_and_attention,
     refuse_unbuilt,
@@ -44,11 +44,12 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.entry import arguments_of, entry, named_rest
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.operands import autocast
+from cute_fa4.calls.operands.blocks import with_lists
 from cute_fa4.calls.operands.foreign import check_arguments
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable, wants_gradient
 from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
+from cute_fa4.calls.queries import OF_QUERIES, are_wide, quantised_of
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import Choices
 from cute_fa4.calls.split_keys.workspace import given_workspace
@@ -78,7 +79,7 @@ def _attend(function, tensors: CallTensors, asked: tuple, rest: tuple, unusual):
     result = again(tensors, asked)
     if result is not None:
         return result
-    wanting = tensors.q, tensors.k, tensors.v, tensors.learnable_sink
+    wanting = tensors.q, tensors.k, tensors.v, tensors.learnable_sink, tensors.aux_tensors
     if is_traced(tensors.q) or wants_gradient(*wanting):
         return through_operator(function, arguments_of(function, tensors, asked, rest))
     if _any_autocast():
@@ -118,9 +119,9 @@ _CAST = ("q", "k", "v", "k_rope", "q_rope")  # under torch.autocast
 
 
 def _checked(function, tensors: CallTensors, asked: tuple, given: dict) -> tuple:
-    """-> (tensors, asked, rest) without second names of arguments, with functions as what they compute now.
+    """-> (tensors, asked, rest) with aliases resolved and functions traced as they are now.
 
-    given: the rest by name. Refused are arguments that only other packages have, and switches that are none.
+    given: the rest by name. Refuses arguments that only other packages have, and switches that are not True or False.
     """
     check_arguments(function, given["positional"], given["others"], given)
     if given["q_quantize"] is not None:
@@ -129,11 +130,11 @@ def _checked(function, tensors: CallTensors, asked: tuple, given: dict) -> tuple
         if given.get(alias) is not None:
             value = one_of(name, getattr(tensors, name), alias, given[alias])
             tensors, given[alias] = tensors._replace(**{name: value}), None
-    mods = given["score_mod"], given["mask_mod"]
-    if not (mods[0] is mods[1] is None):
-        found = dict(zip(("score_mod", "mask_mod"), functions_of(*mods), strict=True))
-        given |= found
-        asked = (*asked[:2], tuple(Choices(*asked[2])._replace(**found)))
+    mods, aux = functions_of(tensors.q, given, tensors.aux_tensors)
+    if mods:
+        given, tensors = given | mods, tensors._replace(aux_tensors=aux)
+        asked = (*asked[:2], tuple(Choices(*asked[2])._replace(**mods)))
+    tensors, asked = with_lists(tensors, asked, given.get("block_sparse_tensors"))
     return tensors, asked, tuple(given.values())
 
 
@@ -149,34 +150,11 @@ def _in_workspace(function, arguments: dict):
         return function(**arguments, **others)
 
 
-def _heads_of(k, table, kv_layout) -> int:
-    """Key/value heads of k, whose layout is another in pages with the heads first."""
-    return k.shape[-3 if table is not None and kv_layout == "HND" and k.dim() > 2 else -2]
-
-
-_OF_QUERIES = "q", "q_rope", "q_descale", "out"
-
-
 def _with_quantised_q(tensors: CallTensors, arguments: dict) -> CallTensors:
-    return tensors._replace(**dict(zip(_OF_QUERIES, _quantised(arguments), strict=True)))
+    return tensors._replace(**dict(zip(OF_QUERIES, quantised_of(arguments), strict=True)))
 
 
-def _quantised(arguments: dict) -> tuple:
-    """_OF_QUERIES of a call whose q is wider than its keys: others where q is quantised.
-
-    arguments: of a public function, by name; those it lacks are None.
-    """
-    k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
-    q, q_rope, q_descale, out = map(arguments.get, _OF_QUERIES)
-    k_rope, table = arguments.get("k_rope"), arguments.get("page_table")
-    table = arguments.get("block_table") if table is None else table
-    heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
-    if stay_wide(q, Asked.of(heads, arguments), k_rope):
-        return q, q_rope, q_descale, out
-    return quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
-
-
-# Names of functions -> their ways in operators/routes.py.
+# Names of functions -> their functions in operators/routes.py.
 _ROUTES = {
     "flash_attn_func": "dense",
     "flash_attn_varlen_func": "varlen",
@@ -185,7 +163,7 @@ _ROUTES = {
 
 
 def through_operator(function, arguments: dict):
-    """What function(**arguments) returns, by an operator, which a tracer sees."""
+    """The result of function(**arguments), computed by an operator, which a tracer sees."""
     from cute_fa4.operators import routes
 
     positional, others = arguments.pop("positional"), arguments.pop("others")
@@ -194,7 +172,7 @@ def through_operator(function, arguments: dict):
         check_arguments(function, positional, others, arguments)
         policy.check_quantize(arguments["q_quantize"])
         if are_wide(arguments["q"], arguments.get("k_cache", arguments["k"])):
-            found = zip(_OF_QUERIES, _quantised(arguments), strict=True)
+            found = zip(OF_QUERIES, quantised_of(arguments), strict=True)
             arguments |= {name: value for name, value in found if name in arguments}
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}
@@ -223,6 +201,7 @@ def flash_attn_func(
     softcap: float | None = 0.0,
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
+    batch_invariant: bool | None = None,
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -237,6 +216,8 @@ def flash_attn_func(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     o_scale: torch.Tensor | None = None,
+    k_block_scale: torch.Tensor | None = None,
+    v_block_scale: torch.Tensor | None = None,
     q_quantize: str | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -247,68 +228,73 @@ def flash_attn_func(
     q             (batch, seqlen_q, heads_q, head_dim), bf16, fp16, float8_e4m3fn or float8_e5m2
     k, v          (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv,
                   query head h reads key/value head h // (heads_q / heads_kv). Their dtype is that of q, or
-                  float8: q of 16 bits is then taken unchanged, or quantised by query and head (q_quantize)
+                  float8: q of 16 bits then stays unchanged, or is quantised per query and head (q_quantize)
     k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k or of float8 under 16 bits: the
-                  last d columns of every key, which all heads share (multi-head latent attention); k has those
-                  before them, and q all: head_dim is their sum. d up to 64, after a multiple of 64; of float8 as k
-                  up to 128, after a multiple of 16 up to 128. A slice of a latent cache is one. None: k has all
+                  last d columns of every key, which all heads share (multi-head latent attention); k has the columns
+                  before them, q has all: head_dim is their sum. d is up to 64, after a multiple of 64; in float8 like
+                  k, up to 128 after a multiple of 16 up to 128. May be a slice of a latent cache. None: k has all
     q_rope        (batch, seqlen_q, heads_q, d), of the dtype of k_rope, bf16 or fp16, beside q and k of float8 with a
-                  multiple of 16 columns, up to 128: scores are q_descale * k_descale * (q k + q_rope k_rope), so what
-                  has a scale has its columns here divided by it. q of 16 bits and all columns over such k has both
-                  made of it
-    k_rope_descale  float32, of k_rope of float8 under k of 16 bits: what is stored, times this, is meant. One number,
-                  or one for each row of k_rope, as the tensor without its columns. None: 1
+                  multiple of 16 columns, up to 128: scores are q_descale * k_descale * (q k + q_rope k_rope), so divide
+                  these columns by the scale of their tensor. From a q of 16 bits with all columns over such k, the
+                  call makes both
+    k_rope_descale  float32, for k_rope of float8 under k of 16 bits: the value is the stored number times this. One
+                  number, or one for each row of k_rope (its shape without the columns). None: 1
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;
-                  None or -1: that side is open; below -1 the query's own key is out. With causal, right is
+                  None or -1: that side is open; below -1 the query's own key is hidden. With causal, right is
                   at most 0
     mask          a mask of cute_fa4.masks, in addition to these
     key_limit     (batch,) int32: keys from here on are hidden (padding), positions stay
-    learnable_sink  (heads_q,), f32, bf16 or fp16: a score that takes weight and has no value
+    learnable_sink  (heads_q,), f32, bf16 or fp16: a score in the softmax's denominator only
     softcap       0 or None: off; otherwise scores become softcap * tanh(score / softcap)
-    num_splits    parts that the keys of a sequence are split into, run side by side and merged: None or 0:
-                  chosen from metadata, where there are fewer blocks than SMs; 1: never; N: exactly N
-    tokens_per_split  parts of so many keys (a multiple of 128) instead: the same sequence gives the same bits,
-                  whatever else is in the batch
+    num_splits    parts of the keys of a sequence, which run in parallel and are merged. None or 0: chosen from
+                  metadata, where there are fewer blocks than SMs; 1: never; N: exactly N
+    tokens_per_split  keys of a part (a multiple of 128), instead of num_splits: the same sequence gives the same bits
+                  in every batch
+    batch_invariant  True: the bits of a row depend on that row of q and on its keys and values alone, in parts of
+                  tokens_per_split or 4,096 keys (docs/invariance.md). None: as CUTE_FA4_BATCH_INVARIANT says
     workspace     memory for the partial results of split keys, of any dtype, contiguous; if it is too small, the
-                  message gives the bytes required. Calls that share it follow one another on a stream. None: torch
-                  allocates it for the call
-    pack_gqa      True or None: the query heads of a group share a tile wherever they can: of up to 32 rows for few
-                  queries, any group; of 128 rows, groups that divide 128. False: never. The results are the same
-    score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
-                  cute_fa4.score_mods has some and says what a function may do; aux may be left out
+                  message gives the bytes required. Calls that share it must be on one stream. None: torch allocates
+                  it for the call
+    pack_gqa      True or None: the query heads of a group share a tile where possible: tiles of up to 32 rows for few
+                  queries take any group, tiles of 128 rows take groups that divide 128. False: never. The results
+                  are the same
+    score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel. aux may be
+                  omitted. Captured tensors are aux tensors, too. docs/serving/masks.md says what a function may do
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible
-    aux_tensors   what these read as aux[0], aux[1], ...: float32, float16, bfloat16, int32, int64, uint8 or bool
-    q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
-                  all, or (batch, heads_kv), or one for each token and head, as the tensor without head_dim.
+    aux_tensors   tensors that these read as aux[0], aux[1], ...: float32, float16, bfloat16, int32, int64, uint8, bool
+    block_sparse_tensors  lists of the key blocks that each block of queries sees: cute_fa4.BlockSparseTensors
+    q_descale, k_descale, v_descale  float32, for float8 tensors: the value is the stored number times this. One
+                  number, or (batch, heads_kv), or one for each token and head (the shape without head_dim).
                   Where softmax_scale * q_descale * k_descale is not within 2^-64 to 2^16, out and LSE are NaN
-                  (k_descale of tokens is not checked). q and k together: torch.float8_e8m0fnu, as the tensor with
-                  head_dim / 32, one for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
-    o_scale       float32: out stores what it means times this; one number, or (batch, heads_kv). None: 1
-    q_quantize    of q of 16 bits over k and v of float8. "never": q stays unchanged, and the error of a query is that
-                  of 16 bits; head dims up to 128, no k_rope. "auto": where a key/value head has more than 32 rows
-                  (queries of the longest sequence times the heads of a group) all of q is quantised. None: "never"
-                  where it runs and tokens_per_split is given, or lengths of queries differ and keys have no scales
-                  per token; else "auto". CUTE_FA4_FP8_QUERIES says what None is
+                  (k_descale per token is not checked). q and k together: torch.float8_e8m0fnu, one for each 32
+                  numbers of a row, head_dim / 32 in the last dimension (MXFP8; cute_fa4.mxfp8). None: 1
+    o_scale       float32: out stores the result times this; one number, or (batch, heads_kv). None: 1
+    k_block_scale, v_block_scale  float8_e4m3fn, of k and v of 4 bits (NVFP4) under q of 16 bits: k and v are uint8 with
+                  head_dim / 2 bytes a row, two E2M1 numbers each, the even column in the low bits, and these are as
+                  they with head_dim / 16, one for each 16 numbers. Stored number * block scale * k_descale, of one
+                  number or (batch, heads_kv), is meant. cute_fa4.nvfp4 makes them; head dims of 64 and 128
+    q_quantize    for q of 16 bits over k and v of float8. "never": q stays unchanged, with the error of 16 bits; head
+                  dims up to 128, no k_rope. "auto": all of q is quantised where a key/value head has more than 32 rows
+                  (queries of the longest sequence times the heads of a group). None: "never" where it runs and
+                  tokens_per_split is given, batch_invariant holds, or lengths of queries differ and keys have no
+                  scales per token; else "auto". CUTE_FA4_FP8_QUERIES sets what None means
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, separate memory. For float8 tensors
-                  bf16, or fp16 where a tensor of this dtype is given or was q. For any q float8_e4m3fn where such a
-                  tensor is given: times o_scale, rounded, cut to what that holds; head dims of v of multiples of 16
+                  bf16, or fp16 where a tensor of this dtype is given or was q. float8_e4m3fn for any q where such a
+                  tensor is given: times o_scale, rounded, clipped to its range; head dims of v: multiples of 16
 
-    head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. For float8
-    tensors it is a multiple of 16 up to 256, of v up to 128 or of 32 up to 256. The last dimension is contiguous; the
-    other strides are any multiples of 16 bytes, so slices and transposed views need no copy.
+    head_dim is a multiple of 8 up to 256 or of 16 up to 512; v, and so out, may have another one. For float8 tensors it
+    is a multiple of 16 up to 256, for v of 16 up to 128 or of 32 up to 256. The last dimension is contiguous; the other
+    strides are any multiples of 16 bytes, so slices and transposed views need no copy.
 
-    block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
-    Gradients of q, k, v and learnable_sink are built where docs/backward.md says so: bf16 and fp16, head dims up to
-    128. deterministic changes nothing: both passes always are. Parameters after v are keyword-only, because
-    their order differs between the packages that have a function of this name. positional and others take what
-    only those have: dropout_p=0.0 and the like pass, the rest is refused with what to write instead
-    (docs/coming_from.md).
+    q, k, v, learnable_sink and aux_tensors have gradients in bf16 and fp16, at head dims up to 128 (docs/backward.md).
+    deterministic changes nothing: both passes always are. Parameters after v are keyword-only, because their order
+    differs between the packages that have a function of this name. positional and others take parameters of those
+    packages: neutral values such as dropout_p=0.0 pass, others are refused with a replacement (docs/coming_from.md).
 
-    Under torch.autocast q, k and v are taken in the dtype of the region, as torch's own attention
-    takes them. out= is not cast.
+    Under torch.autocast q, k and v are cast to the dtype of the region, as by torch's own attention. out= is not cast.
 
     Returns out, or (out, lse) with return_lse=True; lse is float32, natural logarithm, of shape
     (batch, heads_q, seqlen_q). A query that sees no key has out 0 and lse -inf, or the sink.
@@ -316,9 +302,8 @@ def flash_attn_func(
     CUDA tensors (compute capability 10.0 or 10.3) are launched on torch's current stream without
     synchronising. CPU tensors are executed by the emulator, with one EmulatorWarning per process.
 
-    Raises TypeError and ValueError with the argument, its value and what is accepted;
-    NotImplementedError for parameters and gradients that are not supported. capabilities() answers the
-    same questions beforehand.
+    Raises TypeError and ValueError with the argument, its value and what is accepted; NotImplementedError for
+    parameters and gradients that are not supported. capabilities() answers the same questions beforehand.
     """
 
 
@@ -348,6 +333,7 @@ def flash_attn_varlen_func(
     softcap: float | None = 0.0,
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
+    batch_invariant: bool | None = None,
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -363,6 +349,8 @@ def flash_attn_varlen_func(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     o_scale: torch.Tensor | None = None,
+    k_block_scale: torch.Tensor | None = None,
+    v_block_scale: torch.Tensor | None = None,
     q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
@@ -375,19 +363,19 @@ def flash_attn_varlen_func(
                    head_dim) without; dtypes as flash_attn_func
     k, v           packed (total_k, heads_kv, head_dim) with cu_seqlens_k, dense (batch, seqlen_k, heads_kv, head_dim),
                    or paged (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k; with
-                   kv_layout="HND" a page is (heads_kv, page_size, head_dim). Strides are free, as far as
-                   rows lie at multiples of one stride: K and V may be slices of one cache
+                   kv_layout="HND" a page is (heads_kv, page_size, head_dim). Any strides with rows at
+                   multiples of one stride: K and V may be slices of one cache
     k_rope         as flash_attn_func: packed (total_k, d), dense (batch, seqlen_k, d), as k is, or with
                    k_rope_page_table pages (num_pages, rows, d) with their own page size; a dimension of one head before
                    the columns is accepted
-    k_rope_page_table   (batch, pages) int32: the pages of k_rope of each sequence, in order, whatever k is
+    k_rope_page_table   (batch, pages) int32: the pages of k_rope of each sequence, in order, for any layout of k
     cu_seqlens_q, cu_seqlens_k   (batch + 1,) int32: sequence b is rows [c[b], c[b + 1])
-    max_seqlen_q   of packed q: at least the longest sequence; rows beyond it may be left out. None:
-                   read from a cu_seqlens_q on the CPU, total_q on CUDA, where total_q and the number
+    max_seqlen_q   for packed q: at least the length of the longest sequence; rows beyond it may be skipped.
+                   None: read from cu_seqlens_q on the CPU; total_q on CUDA, where total_q and the number
                    of sequences size the grid
     max_seqlen_k   accepted and checked against the page table; the kernel does not need it
-    seqused_q      (batch,) int32: only so many of a sequence's queries count, the rest is not written
-    seqused_k      (batch,) int32: only so many keys count; the rest may hold anything
+    seqused_q      (batch,) int32: number of queries of each sequence; rows after them are not written
+    seqused_k      (batch,) int32: number of keys of each sequence; rows after them may hold anything
     seqused_k_excludes_new   seqused_k does not count this call's queries: keys are seqused_k plus
                    the queries of the sequence
     page_table     (batch, pages) int32, also called block_table: the pages of each sequence, in
@@ -398,9 +386,9 @@ def flash_attn_varlen_func(
     out            written in place and returned. Rows that belong to no sequence are not written
 
     Query i of a sequence of m queries and n keys stands at position i + n - m: the last query sees
-    the last key. Up to max_seqlen_k the order is that of flash-attn.
-    The other parameters are those of flash_attn_func. page_size is any number of keys; every one
-    is loaded by TMA. Multiples of 8 come in boxes, other sizes four rows at a time.
+    the last key. Up to max_seqlen_k the order of parameters is that of flash-attn.
+    The other parameters are those of flash_attn_func. page_size is any number of keys; TMA loads
+    multiples of 8 in boxes, other sizes four rows at a time.
 
     Returns out, or (out, lse); lse is float32 (heads_q, total_q) or (batch, heads_q, seqlen_q).
     A query that sees no key has out 0 and lse -inf, or the sink.
@@ -438,6 +426,7 @@ def flash_attn_with_kvcache(
     softcap: float | None = 0.0,
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
+    batch_invariant: bool | None = None,
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     score_mod=None,
@@ -447,6 +436,8 @@ def flash_attn_with_kvcache(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     o_scale: torch.Tensor | None = None,
+    k_block_scale: torch.Tensor | None = None,
+    v_block_scale: torch.Tensor | None = None,
     q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
@@ -458,7 +449,7 @@ def flash_attn_with_kvcache(
     qv=None,
     **others,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of new queries over a cache, to which new keys and values are appended before.
+    """Append new keys and values to a cache, then compute attention of new queries over it.
 
     q                  (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with
                        cu_seqlens_q
@@ -468,22 +459,22 @@ def flash_attn_with_kvcache(
     k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new,
                        (total_new, heads_kv, head_dim); written to the cache from cache_seqlens on.
                        None: the cache is complete. Rows of 16 bits for a float8 cache are quantised
-                       on the way: stored is row / k_descale, row / v_descale, cut to what the dtype holds.
-                       Where these are of the tokens of the cache, rows get scales of their own, which are
-                       written there: largest size / largest number of the dtype
-    cache_seqlens      (batch,) int32, or a number for all: rows that the cache holds, without k. The
-                       tensor is not modified: the caller adds the new rows to it. None: all rows
+                       as they are written: row / k_descale, row / v_descale, clipped to the dtype's range.
+                       Where the scales are per token of the cache, each new row gets its own scale, which is
+                       written there: largest magnitude / largest number of the dtype
+    cache_seqlens      (batch,) int32, or one number: rows that the cache holds before k. The tensor is not
+                       modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32
     cache_batch_idx    (batch,) int32: sequence b of the batch is sequence cache_batch_idx[b] of the cache, or
-                       row cache_batch_idx[b] of page_table, of which there may be more or fewer than
-                       batch. One that does not exist has no keys (on CUDA) or is an error (on the CPU).
-                       Where new rows go to one sequence twice, which of them stay is not said
+                       row cache_batch_idx[b] of page_table; the cache may have more or fewer than batch.
+                       An index out of range has no keys (on CUDA) or is an error (on the CPU).
+                       If two sequences write to one sequence of the cache, either may remain
     cache_leftpad      (batch,) int32: the first key of sequence b is row cache_leftpad[b] of its cache; rows
-                       before it may hold anything. cache_seqlens and key_limit count from row 0
-                       anyway; masks and score functions see that key as key 0. Paged caches are then loaded
-                       as those with pages of one key are: row by row
+                       before it may hold anything. cache_seqlens and key_limit still count from row 0; masks
+                       and score functions see that key as key 0. Paged caches are then loaded row by row,
+                       as with pages of one key
 
-    The new rows of a sequence must fit its cache: what does not is dropped (on CUDA, where lengths
+    The new rows of a sequence must fit its cache: rows that do not fit are dropped (on CUDA, where lengths
     are not read on the host) or an error (on the CPU). The other parameters and the results are
     those of flash_attn_varlen_func. Under torch.autocast q, k and v are cast, the caches are not:
     they must have the dtype of the region. rotary_cos, rotary_sin and qv are not supported.

@@ -96,7 +96,7 @@ def window(left: int | None = None, right: int | None = None) -> BoundMask:
         return full()
     if left is not None and right is not None and left + right < 0:
         raise ValueError(
-            f"left, right: {left}, {right} show no key: the first is behind the last; accepted: left + right from 0 on"
+            f"left, right: {left}, {right} show no key: the first is after the last; accepted: a sum of 0 or more"
         )
     if left is None and right == 0:
         return causal()
@@ -164,9 +164,9 @@ def _side(name: str, size) -> int | None:
 
 
 def _chunk(size) -> int:
-    size = _integer("size", size, "a number of positions from 1 on")
+    size = _integer("size", size, "a number of positions, at least 1")
     if size < 1:
-        raise ValueError(f"size: {size}; accepted: a number of positions from 1 on")
+        raise ValueError(f"size: {size}; accepted: a number of positions, at least 1")
     return min(size, LARGEST_SIZE)
 
 

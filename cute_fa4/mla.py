@@ -47,6 +47,7 @@ from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.split_keys.workspace import given_workspace
+from cute_fa4.compiler import policy
 from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
@@ -75,6 +76,7 @@ def flash_mla_with_kvcache(
     descale_q: torch.Tensor | None = None,
     descale_k: torch.Tensor | None = None,
     tokens_per_split: int | None = None,
+    batch_invariant: bool | None = None,
     workspace: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
@@ -113,7 +115,7 @@ def flash_mla_with_kvcache(
     topk_length     (batch,) or (batch, seqlen_q) int32: the valid length of each list of indices; later entries may be
                     anything. None: all up to the last key of the list, found on the device
     extra_k_cache, extra_indices_in_kvcache, extra_topk_length   None
-    tokens_per_split, workspace, out   as in flash_attn_varlen_func
+    tokens_per_split, batch_invariant, workspace, out   as in flash_attn_varlen_func
     learnable_sink  (heads,), float32, bf16 or fp16: one logit per head that takes weight but has no value, in natural
                     units, independent of softmax_scale
 
@@ -135,7 +137,8 @@ def flash_mla_with_kvcache(
             q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
             num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
             indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
-            tokens_per_split=tokens_per_split, workspace=workspace, out=out, learnable_sink=sink,
+            tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
+            learnable_sink=sink,
         )  # fmt: skip
         if is_dynamo_compiling():
             found, lse = flash_mla_with_kvcache(**given)
@@ -147,6 +150,7 @@ def flash_mla_with_kvcache(
         num_splits = 0
     if head_dim_v != LATENT_DEPTHS[1]:
         raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
+    policy.check_batch_invariant(batch_invariant)
     of_rows = has_rows(k_cache)
     if of_rows:
         k_cache = rows_of(k_cache, q, descale_q, descale_k)
@@ -158,14 +162,15 @@ def flash_mla_with_kvcache(
         call = by_index(q, k_cache, indices, out, topk_length)
         return _by_index(
             q, k_cache, call, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
-            descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split, workspace=workspace,
-            learnable_sink=learnable_sink,
+            descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split,
+            batch_invariant=batch_invariant, workspace=workspace, learnable_sink=learnable_sink,
         )  # fmt: skip
     if is_dynamo_compiling() or workspace is not None or is_traced(q):
         given = dict(
             q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
-            softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split, out=out,
-            descale_q=descale_q, descale_k=descale_k, learnable_sink=learnable_sink,
+            softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split,
+            batch_invariant=batch_invariant, out=out, descale_q=descale_q, descale_k=descale_k,
+            learnable_sink=learnable_sink,
         )  # fmt: skip
         if is_dynamo_compiling() or is_traced(q):
             return _through_operator(given | {"workspace": workspace})
@@ -178,7 +183,7 @@ def flash_mla_with_kvcache(
         with names():
             q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
     choices = (
-        None, num_splits, tokens_per_split, None, None, None, None, "NHD", False, True, False, True,
+        None, num_splits, tokens_per_split, batch_invariant, None, None, None, None, "NHD", False, True, False, True,
     )  # fmt: skip
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     scales = scales_of(descale_q, descale_k, k_cache, q.shape[0])

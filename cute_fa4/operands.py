@@ -21,7 +21,15 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import torch
 
 ROWS, LENGTHS, OPTIONS, NEW, SCALES, ROPE = "rows", "lengths", "options", "new", "scales", "rope"
+BLOCKS = "blocks"
 OF_BATCH, OFFSETS, PAGES = ("batch",), ("batch + 1",), ("batch", "pages")
+COUNTS = ("batch", "heads", "query blocks")
+ENTRIES = (*COUNTS, "key blocks")
+# Of lists that follow one another.
+OF_PACKED_LISTS = {
+    COUNTS: ("heads", "query blocks of all sequences"),
+    ENTRIES: ("heads", "entries of all lists"),
+}
 
 
 @dataclass(frozen=True)
@@ -84,11 +92,21 @@ class CallTensors(NamedTuple):
     k_descale: Annotated[Tensor, Operand(SCALES)] = None
     v_descale: Annotated[Tensor, Operand(SCALES)] = None
     o_scale: Annotated[Tensor, Operand(SCALES)] = None
+    # Caches of 4 bits have them: one for each few numbers of a row.
+    k_block_scale: Annotated[Tensor, Operand(SCALES)] = None
+    v_block_scale: Annotated[Tensor, Operand(SCALES)] = None
     # The last columns of keys, which all heads share, and what belongs to them.
     k_rope: Annotated[Tensor, Operand(ROPE)] = None
     k_rope_page_table: Annotated[Tensor, Operand(ROPE, PAGES)] = None
     q_rope: Annotated[Tensor, Operand(ROPE)] = None
     k_rope_descale: Annotated[Tensor, Operand(ROPE)] = None
+    # Lists of key blocks for each block of queries: the fields of block_sparse_tensors.
+    mask_block_cnt: Annotated[Tensor, Operand(BLOCKS, COUNTS, within="blocks")] = None
+    mask_block_idx: Annotated[Tensor, Operand(BLOCKS, ENTRIES, within="blocks")] = None
+    full_block_cnt: Annotated[Tensor, Operand(BLOCKS, COUNTS, within="blocks")] = None
+    full_block_idx: Annotated[Tensor, Operand(BLOCKS, ENTRIES, within="blocks")] = None
+    cu_total_m_blocks: Annotated[Tensor, Operand(BLOCKS, OFFSETS, within="blocks")] = None
+    cu_block_idx_offsets: Annotated[Tensor, Operand(BLOCKS, OFFSETS, within="blocks")] = None
 
     def has(self, group: str) -> bool:
         """Whether a tensor of the group is given."""
@@ -149,17 +167,25 @@ LENGTHS_OF_SEQUENCES = tuple(
 )
 
 
+def axes_of_list(name: str, packed: bool) -> tuple[str, ...]:
+    """Axes of a tensor of lists. packed: lists follow one another."""
+    axes = OPERANDS[name].axes
+    return OF_PACKED_LISTS.get(axes, axes) if packed else axes
+
+
 # Arguments of the operators in the order of their schemas, which are public: those after the star have a default.
 # operators/schemas.py has the text of the arguments that are not tensors.
+_OF_LISTS = f"{' '.join(NAMES[BLOCKS])} block_size"
 ARGUMENTS = {
-    "dense": "q k v * key_limit k_rope q_rope k_rope_descale",
+    "dense": f"q k v * key_limit k_rope q_rope k_rope_descale k_block_scale v_block_scale {_OF_LISTS}",
     "varlen": "q k v * cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k seqused_k_excludes_new "
-    "page_table kv_layout key_limit cache_batch_idx cache_leftpad k_rope k_rope_page_table q_rope k_rope_descale",
+    "page_table kv_layout key_limit cache_batch_idx cache_leftpad k_rope k_rope_page_table q_rope k_rope_descale "
+    f"k_block_scale v_block_scale {_OF_LISTS}",
     "append": "q k_cache v_cache k v cache_seqlens * page_table kv_layout cu_seqlens_q cu_seqlens_k_new max_seqlen_q "
     "key_limit cache_batch_idx cache_leftpad",
     "latent": "q latent_cache page_table seqused_k * max_seqlen_k",
     "all": "softmax_scale mask mask_sizes learnable_sink pack_gqa score_mod mask_mod aux_tensors num_splits "
-    "tokens_per_split q_descale k_descale v_descale o_scale return_lse",
+    "tokens_per_split q_descale k_descale v_descale o_scale return_lse batch_invariant",
 }
 
 # Fields that flash_attn_varlen_func and flash_attn_with_kvcache have under a second name, too.

@@ -27,11 +27,11 @@ entry.py has every field. catalogues/serving.toml ships with the package; its na
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from cute_fa4.aot import entry as entries
 from cute_fa4.aot.manifest import ExportError
+from cute_fa4.system import toml
 
 SHIPPED = Path(__file__).parent / "catalogues"
 
@@ -58,7 +58,7 @@ def read_catalogue(path, *, models: tuple[str, ...] | None = None) -> list:
     for kind in entries.KINDS:
         tables = content.get(kind, [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise ExportError(f"{path}: {kind} is no list of tables; accepted: [[{kind}]]")
+            raise ExportError(f"{path}: {kind} is not a list of tables; accepted: [[{kind}]]")
         for i, entry in enumerate(tables):
             name = entry.get("name", f"[[{kind}]] number {i + 1}")
             names.append(name)
@@ -87,16 +87,7 @@ def _path(path) -> Path:
 
 
 def _parse(path: Path) -> dict:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ModuleNotFoundError:
-            raise ExportError(
-                "reading TOML on Python 3.10 needs a package: pip install tomli"
-            ) from None
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ExportError(f"{path}: {error}") from None
+        return toml.read(path)
+    except ValueError as error:
+        raise ExportError(str(error)) from None

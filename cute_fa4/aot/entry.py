@@ -66,9 +66,9 @@ def _check_masks(values: dict) -> None:
 def _of_config(values: dict) -> list:
     _check_masks(values)
     _require(values, "head_dim", "qkv_dtype")
-    family = values.pop("family", None)
-    asked = {**policy.of_schedules(), **values}
-    families = [family] if family else _families_of(values, asked)
+    family, invariant = values.pop("family", None), values.pop("batch_invariant", None)
+    asked = {**policy.of_schedules(invariant), **values}
+    families = [family] if family else _families_of(values, asked, invariant)
     configs = [choose_config(**{**asked, "family": name}) for name in families]
     if family is None:  # calls choose CTA pairs where they run, otherwise single CTAs
         configs = list(dict.fromkeys(_or_alone(config, asked) for config in configs))
@@ -85,15 +85,18 @@ def _or_alone(config: FA4Config, asked: dict) -> FA4Config:
     return config
 
 
-def _families_of(values: dict, asked: dict) -> list[str | None]:
+def _families_of(values: dict, asked: dict, invariant: bool | None) -> list[str | None]:
     """The families that calls of such a problem choose, of those whose schedules have the given schedule fields.
 
     Small tiles are included only if their rows are given. None: as choose_config chooses. asked: values, and the
-    settings of the environment
+    settings of the environment; invariant: the calls' batch_invariant
     """
     if values.get("latent"):
         return [None]
-    said = policy.of_kernels() | {"pack_gqa": values.get("pack_gqa", False), "swaps": False}
+    said = policy.of_kernels(invariant=invariant) | {
+        "pack_gqa": values.get("pack_gqa", False),
+        "swaps": False,
+    }
     call = Call.of_choices(asked, **said)
     found = dict.fromkeys(kernel.family for kernel in kernels_of(call))
     choices = set(values) & SCHEDULE_CHOICES
@@ -281,10 +284,11 @@ def _changes(value, plain) -> dict:
             continue
         if isinstance(new, Scales):
             new = new.letters
-        plain_value = isinstance(new, (bool, int, float, str))
-        found[called] = (
-            new if plain_value else [list(p) for p in new] if name == "aux" else repr(new)
-        )
+        if name == "aux":
+            new = [list(pair) for pair in new]
+        elif name == "wanted":
+            new = list(new)
+        found[called] = new if isinstance(new, (bool, int, float, str, list)) else repr(new)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cute_fa4.aot.models import CALLS, ON_REQUEST
+from cute_fa4.operands import LENGTHS, NAMES, OPERANDS
 from cute_fa4.sm100.choose.choose_config import FAMILIES
 
 
@@ -24,6 +25,27 @@ class Field:
 # Fields that several kinds of entries have.
 _HEAD_DIM = Field("number", "of q and k; required")
 _ARCH = Field("text", "sm_100a or sm_103a; default: sm_100a")
+_INVARIANT = "of calls with batch_invariant=True; default: as CUTE_FA4_BATCH_INVARIANT says"
+
+
+def _fields_of_lengths() -> dict[str, Field]:
+    """Fields that say which lengths and pages a call has, from the table of operands: a new one needs no line here."""
+    found: dict[str, Field] = {}
+    values: dict[str, list] = {}
+    for row in (OPERANDS[name] for name in NAMES[LENGTHS]):
+        if row.config is None:
+            continue
+        field, value = row.config
+        if value is True:
+            found[field] = Field("switch", f"calls have {row.name}; default: off")
+        else:
+            values.setdefault(field, ["dense"]).append(value)
+            *most, last = values[field]
+            found[field] = Field("text", f"{', '.join(most)} or {last}; default: dense")
+    return found
+
+
+_OF_LENGTHS = _fields_of_lengths()
 
 MODEL = {
     "head_dim": _HEAD_DIM,
@@ -31,7 +53,9 @@ MODEL = {
     "heads_kv": Field("number", "key/value heads; required"),
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
-    "kv_dtype": Field("text", "of caches under 16-bit queries: e4m3 or e5m2; default: as dtype"),
+    "kv_dtype": Field(
+        "text", "of caches under 16-bit queries: e4m3, e5m2, e2m1; default: as dtype"
+    ),
     "q_quantize": Field(
         "text", "of such queries: auto or never; default: as calls that do not say"
     ),
@@ -57,12 +81,15 @@ MODEL = {
         "numbers", "keys of a page of k_rope, besides its rows; default: none"
     ),
     "splits": Field("switch", "calls may split keys: num_splits, tokens_per_split; default: on"),
-    "training": Field("switch", "dense and packed calls also have gradients; default: off"),
+    "batch_invariant": Field("switch", _INVARIANT),
+    "training": Field(
+        "switch", "calls that are dense, packed or on ranks also have gradients; default: off"
+    ),
     "arch": _ARCH,
 }
 CONFIG = {
     "qkv_dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
-    "kv_dtype": Field("text", "of k and v under 16-bit q (decode): e4m3 or e5m2; default: as q"),
+    "kv_dtype": Field("text", "of k and v under 16-bit q: e4m3, e5m2 or e2m1; default: as q"),
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),
@@ -70,13 +97,7 @@ CONFIG = {
     "group": Field("number", "query heads a key/value head; default: 1"),
     "causal": Field("switch", "default: every key is seen"),
     "mask": Field("mask", "instead of causal: 'Window(left=True, right=False)'; default: Full()"),
-    "q_layout": Field("text", "dense or packed; default: dense"),
-    "kv_layout": Field("text", "dense, packed or paged; default: dense"),
-    "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
-    "seqused_k": Field("switch", "lengths of keys are a tensor; default: off"),
-    "cache_batch_idx": Field("switch", "sequences pick rows of the cache; default: off"),
-    "cache_leftpad": Field("switch", "keys begin at a row of the cache; default: off"),
-    "padded_keys": Field("switch", "key_limit; default: off"),
+    **_OF_LENGTHS,
     "page_heads_first": Field("switch", "pages are (heads, page_size, depth); default: off"),
     "fold_pages": Field("switch", "small pages come in one copy; default: on"),
     "page_size": Field("number", "keys of a page, 16 for any multiple; default: 0, not paged"),
@@ -87,6 +108,11 @@ CONFIG = {
     "score_mod": Field("function", "of cute_fa4.score_mods: 'soft_cap(30.0)'; default: none"),
     "mask_mod": Field("function", "likewise; default: none"),
     "aux": Field("aux", "DTYPE:RANK of each aux tensor, f32:4; default: none"),
+    "q_block": Field("number", "queries of a block with lists of key blocks; default: 0, no lists"),
+    "kv_block": Field("number", "keys of a listed block; default: 0"),
+    "full_blocks": Field("switch", "lists of full blocks, too; default: off"),
+    "packed_lists": Field("switch", "lists of all sequences, one after another; default: off"),
+    "list_offsets": Field("switch", "a tensor says where their entries begin; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "split_keys": Field("switch", "partial results, of parts of the keys; default: off"),
     "share_keys": Field("switch", "with split_keys: as many keys for every CTA; default: off"),
@@ -101,6 +127,7 @@ CONFIG = {
         "text",
         f"of the kernel, {' or '.join(FAMILIES)}; default: mha2q and mha1q, or as rows and head dims say",
     ),
+    "batch_invariant": Field("switch", _INVARIANT),
     # fields of the schedule
     "rows": Field(
         "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
@@ -112,6 +139,9 @@ CONFIG = {
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "maximum": Field(
         "text", "of a row: exact or lagged; default: as the problem allows (CUTE_FA4_MAXIMUM)"
+    ),
+    "first_reference": Field(
+        "text", "where a lagged maximum begins: quarter or tile; default: by the tuning table"
     ),
     "exponential": Field(
         "text",
@@ -135,7 +165,7 @@ APPEND = {
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),
     "page_size": Field("number", "any but 0: paged; default: 0, not paged"),
-    "cache_batch_idx": Field("switch", "sequences pick rows of the cache; default: off"),
+    "cache_batch_idx": _OF_LENGTHS["cache_batch_idx"],
     "new_dtype": Field("text", "of the new rows, bf16 or fp16 for 8 bits; default: as dtype"),
     "descales": Field("text", "new rows that are divided by scales, of kKvV; default: none"),
     "arch": _ARCH,
@@ -144,7 +174,7 @@ COMBINE = {
     "o_dtype": Field("text", "of the result: bf16, fp16, f32 or e4m3; required"),
     "head_dim": Field("number", "of the result; required"),
     "packed": Field("switch", "packed queries; default: off"),
-    "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
+    "seqused_q": _OF_LENGTHS["seqused_q"],
     "shared": Field("switch", "of kernels with share_keys; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "partial_dtype": Field("text", "of partial results: bf16, fp16 or f32; default: f32"),
@@ -161,6 +191,12 @@ BACKWARD = {
     "used": Field("switch", "lengths of sequences, or key_limit, are tensors; default: off"),
     **{name: CONFIG[name] for name in ("causal", "mask", "score_mod", "mask_mod", "aux")},
     "dlse": Field("switch", "the log-sum-exp has a gradient; default: off"),
+    "in_float32": Field("switch", "the gradients are float32; default: off, as dtype"),
+    "listed": Field("switch", "calls have lists of key blocks; default: off"),
+    "wanted": Field(
+        "numbers",
+        "aux tensors whose gradients are computed, in a kernel of their own; default: none",
+    ),
     "arch": _ARCH,
 }
 KINDS = {

@@ -42,7 +42,7 @@ def models_of(
 
     path             config.json, or the directory that has it
     page_size        keys of a page of the cache
-    kv_dtype         of caches, under 16-bit queries: "e4m3" or "e5m2"; None: as the model's dtype
+    kv_dtype         of caches, under 16-bit queries: "e4m3", "e5m2" or "e2m1"; None: as the model's dtype
     tensor_parallel  GPUs that share the heads
     """
     said = _read(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cute_fa4.dtypes import QUANTIZED, UNQUANTIZED, is_quantized, row_of
+from cute_fa4.dtypes import CACHED, UNQUANTIZED, is_quantized, row_of
 from cute_fa4.scales import ROW, Scales
 
 
@@ -24,14 +24,14 @@ class Dtypes:
 
     @property
     def is_quantized(self) -> bool:
-        return is_quantized(self.stored)
+        return self.stored in CACHED
 
     def check(self, calls: tuple) -> None:
         if self.kv_dtype is not None:
-            if not is_quantized(self.kv_dtype) or is_quantized(self.dtype):
+            if self.kv_dtype not in CACHED or is_quantized(self.dtype):
                 raise ValueError(
                     f"kv_dtype: {self.kv_dtype!r} with dtype={self.dtype!r}; accepted: None, or "
-                    f"{' or '.join(QUANTIZED)} with {' or '.join(UNQUANTIZED)}"
+                    f"{' or '.join(CACHED)} with {' or '.join(UNQUANTIZED)}"
                 )
             if self.descales.of_blocks:
                 raise ValueError(
@@ -49,7 +49,7 @@ class Dtypes:
         return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
 
     @property
-    def widened(self) -> dict:
+    def dequantized(self) -> dict:
         """Fields for 16-bit queries over 8-bit caches, in kernels that take both unchanged."""
         if self.kv_dtype is None:
             return {}
@@ -65,7 +65,12 @@ class Dtypes:
         return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": descales}
 
     def of_new_rows(self) -> list[dict]:
-        """Dtypes of rows that are appended to a cache: its own, and 16 bits, quantised by the append."""
+        """Dtypes of rows that are appended to a cache: its own, and 16 bits, quantised by the append.
+
+        None are appended to a cache of 4 bits: cute_fa4.nvfp4 and the caller write it.
+        """
+        if not row_of(self.stored).is_operand:
+            return []
         if not self.is_quantized or self.descales.of_blocks:
             return [{}]
         new_dtype = self.dtype if self.kv_dtype else row_of(self.dtype).out

@@ -8,29 +8,40 @@ from cute_fa4.aot.model_kernels import kernels
 
 
 def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
-    """The kernels of the backward pass. ValueError for a model that has none."""
+    """The kernels of the backward pass. ValueError for a model that has none.
+
+    Gradients of parts on several ranks are float32, and have the masks of parts; a call on ranks is dense or packed.
+    """
     from cute_fa4.sm100.backward.config import BackwardConfig
 
     depths = shared["head_dim"], shared["head_dim_v"]
+    of_parts = list(dict.fromkeys(kind for mask in masks for kind in _pieces(mask)))
+    layouts = {
+        "dense": [(False, False, masks)],
+        "packed": [(True, False, masks)],
+        "ranks": [(False, True, of_parts), (True, True, of_parts)],
+    }
     found = [
         BackwardConfig(
             shared["qkv_dtype"],
             *depths,
-            packed=call == "packed",
+            packed=packed,
             mask=mask,
             score_mod=shared["score_mod"],
             dlse=dlse,
+            in_float32=in_float32,
             arch=shared["arch"],
         )
         for call in dict.fromkeys(calls)
-        if call in ("dense", "packed")
-        for mask in masks
+        for packed, in_float32, kinds in layouts.get(call, ())
+        for mask in kinds
         for dlse in dict.fromkeys((False, *return_lse))
     ]
     why = dict.fromkeys(reason for config in found for reason in config.refusals())
     if why or not found:
         text = (
-            "; ".join(why) or f"calls: {calls}; accepted: 'dense', 'packed', which have gradients"
+            "; ".join(why)
+            or f"calls: {calls}; accepted: 'dense', 'packed', 'ranks', which have gradients"
         )
         raise ValueError(f"training: True and {text}")
     return found
@@ -51,7 +62,12 @@ def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str
 
 
 def latent(
-    shared: dict, heads_kv: int, masks: list, page_sizes: tuple, of_rows: bool = False
+    shared: dict,
+    heads_kv: int,
+    masks: list,
+    page_sizes: tuple,
+    invariant: bool | None = None,
+    of_rows: bool = False,
 ) -> list:
     """The kernels of flash_mla_with_kvcache, which always return the log-sum-exp."""
     from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, config_for
@@ -71,7 +87,7 @@ def latent(
     found = []
     for mask, page in itertools.product(masks, page_sizes):
         problem = shared | latent | {"mask": mask, "page_size": page}
-        for kernel in kernels(problem):
+        for kernel in kernels(problem, invariant=invariant):
             config, early = config_for(**problem | kernel.choices), shared["dependent_launch"]
             found += every_launch(config, dependent_launch=early)
     return found

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from operator import index
+from pathlib import Path
 
 from cute_fa4.aot import model_launches
 from cute_fa4.aot.model_dtypes import Dtypes
@@ -55,14 +56,17 @@ def configs_for_model(
     rope_dtype: str | None = None,
     scale_dtype: str | None = None,
     splits: bool = True,
+    batch_invariant: bool | None = None,
     training: bool = False,
     arch: str = "sm_100a",
+    tuning: str | Path | None = None,
 ) -> list:
     """FA4Configs, AppendConfigs, CombineConfigs and BackwardConfigs, without duplicates.
 
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
-    kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
+    kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
+                None: as dtype
     q_quantize  in such calls, as the functions take it; None: calls that leave it open
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
@@ -82,15 +86,24 @@ def configs_for_model(
     scale_dtype "f32": k_rope of 8 bits has k_rope_descale; None: it has not
     splits      whether calls may split their keys: num_splits other than 1, or tokens_per_split. The list always has
                 these kernels for calls over latent caches, which split unless num_splits=1
-    training    q, k and v of dense and packed calls require gradients: kernels that write the log-sum-exp, and those of
-                the backward pass, with a gradient of the log-sum-exp where return_lse has True
+    batch_invariant  of the calls, as the functions take it; None, and for ranks always: as CUTE_FA4_BATCH_INVARIANT
+                says here
+    training    q, k and v of dense and packed calls and of those on ranks require gradients: kernels that write the
+                log-sum-exp, and those of the backward pass, with a gradient of it where return_lse has True
+    tuning      file of choices between kernels, which must also decide for the calls (CUTE_FA4_TUNING); None: as for
+                calls now (docs/performance/tuning.md)
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
+    given = locals()
     from cute_fa4.compiler import policy
+    from cute_fa4.sm100.blueprint.tuning import load, using
     from cute_fa4.sm100.choose.choose_config import config_for
     from cute_fa4.sm100.choose.launches import every_launch
 
+    if tuning is not None:
+        with using(load(tuning)):
+            return configs_for_model(**given | {"tuning": None})
     calls = _several("calls", calls, str, "('dense',)")
     page_sizes = _several("page_sizes", page_sizes, int, "(16, 64)")
     windows = _several("windows", windows, (tuple, list, type(None)), "(None, (4095, 0))")
@@ -102,26 +115,29 @@ def configs_for_model(
     dtypes = Dtypes(dtype, kv_dtype, o_dtype, Scales.of(descales))
     dtypes.check(calls)
     policy.check_quantize(q_quantize)
-    shared = sizes | dtypes.of_problem() | _scores(sink, softcap) | policy.of_schedules()
-    shared |= {"arch": arch}
+    policy.check_batch_invariant(batch_invariant)
+    plain = sizes | dtypes.of_problem() | _scores(sink, softcap) | {"arch": arch}
+    shared = plain | policy.of_schedules(batch_invariant)
 
     ropes = ropes_of(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
     layouts = layouts_of(tuple(call for call in calls if call in CALLS), page_sizes, ropes)
     found = model_launches.backward(shared, masks, return_lse, calls) if training else []
     writes_lse = dict.fromkeys((*return_lse, *[True] * training))
     for mask, lse, layout in itertools.product(masks, writes_lse, layouts):
-        for problem, kernel in kernels_of_model(
-            shared | layout | {"mask": mask}, dtypes, q_quantize
-        ):
+        of_calls = shared | layout | {"mask": mask}
+        for problem, kernel in kernels_of_model(of_calls, dtypes, q_quantize, batch_invariant):
             config = config_for(**problem, **kernel.choices, write_lse=lse)
             early = shared["dependent_launch"]
             found += every_launch(config, cuts=splits, dependent_launch=early)
     if "ranks" in calls:
-        found += model_launches.on_ranks(shared, masks, page_sizes)
+        of_ranks = plain | policy.of_schedules()  # these take no batch_invariant
+        found += model_launches.on_ranks(of_ranks, masks, page_sizes)
     if "latent" in calls:
-        found += model_launches.latent(shared | dtypes.quantised, heads_kv, masks, page_sizes)
+        quantised = shared | dtypes.quantised
+        found += model_launches.latent(quantised, heads_kv, masks, page_sizes, batch_invariant)
     if "latent_rows" in calls:
-        found += model_launches.latent(shared, heads_kv, masks, page_sizes, of_rows=True)
+        of_rows = masks, page_sizes, batch_invariant, True
+        found += model_launches.latent(shared, heads_kv, *of_rows)
     if "kvcache" in calls:
         depths = sizes["head_dim"], sizes["head_dim_v"]
         found += model_launches.appends(dtypes, *depths, page_sizes, arch)
@@ -135,7 +151,7 @@ def _check_calls(calls: tuple, rope_depth: int) -> None:
     if rope_depth and not set(calls) <= {"dense", "packed"}:
         raise ValueError(
             f"calls: {shown(calls)} with rope_depth={rope_depth}; accepted: 'dense', 'packed': a cache with keys of "
-            "each head has all their columns"
+            "each head has all columns in k"
         )
 
 

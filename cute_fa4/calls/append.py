@@ -10,35 +10,29 @@ Both kernels are launched on one stream, so the second sees what the first wrote
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 
 import torch
 
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.operands.apart import check_apart, named_aux
-from cute_fa4.calls.operands.lengths import (
-    check_cache_rows,
-    check_index_tensor,
-    check_pages,
-    rows_of,
-)
-from cute_fa4.calls.operands.scales import BLOCKS, GivenScales, ScaleViews, checked_scales
-from cute_fa4.calls.operands.strides import MAX_ROWS, with_plain_strides
-from cute_fa4.calls.operands.tensors import (
-    DENSE,
-    DTYPE_NAMES,
-    FP8,
-    MAX_CTAS,
-    PACKED,
-    PAGED,
+from cute_fa4.calls.operands.lengths import check_index_tensor
+from cute_fa4.calls.operands.memory import (
     TMA_BYTES,
-    WIDE,
-    check_memory,
-    check_one_device,
-    check_rank,
-    check_tensors,
     extent_bytes,
     largest_extent,
+    with_plain_strides,
 )
+from cute_fa4.calls.operands.new_rows import (
+    CALLERS,
+    check_append,
+    check_given,
+    check_rows_of_blocks,
+    check_written,
+    written_scales,
+)
+from cute_fa4.calls.operands.scale_views import GivenScales, ScaleViews
+from cute_fa4.calls.operands.scales import checked_scales
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, MAX_CTAS, check_tensors
 from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
@@ -101,87 +95,15 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
     return append_and_attend
 
 
-def check_rows_of_blocks(tensors: CallTensors, scales: GivenScales | None) -> None:
-    """New rows of a cache with block scales must come quantised, with their scales in k_descale."""
-    new, cache = tensors.new_k, tensors.k
-    if scales is not None and scales.said.of_blocks and new.dtype != cache.dtype:
-        raise TypeError(
-            f"k: dtype {new.dtype} with k_descale of blocks; accepted: {cache.dtype}, and the scales of the new rows "
-            "in k_descale; cute_fa4.mxfp8.quantise makes both"
-        )
-
-
-def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
-    """Whether new rows of 16 bits are quantised with their own scales; invalid calls are refused elsewhere."""
-    of_tokens = (
-        isinstance(scale, torch.Tensor)
-        and scale.dim() > 2
-        and scale.numel() != 1
-        and scale.dtype is not BLOCKS
-        for scale in (k_descale, v_descale)
-    )
-    return k.dtype != k_cache.dtype and any(of_tokens)
-
-
-def written_scales(tensors: CallTensors, scales: GivenScales | None) -> tuple:
-    """Names of the scales that a call writes: per-token scales of the 16-bit rows that it quantises."""
-    if scales is None or tensors.new_k.dtype == tensors.k.dtype:
-        return ()
-    return tuple(f"{tensor}_descale" for tensor in scales.said.of_keys)
-
-
-def check_written(tensors: CallTensors, written=()) -> None:
-    """Refuse written tensors that overlap others. tensors: with new rows; written: names of scales."""
-    scales = tensors.named(SCALES)
-    lengths = {_CALLERS.get(name, name): x for name, x in tensors.named(LENGTHS).items()}
-    check_apart(
-        {
-            **{"k_cache": tensors.k, "v_cache": tensors.v, "out": tensors.out},
-            **{name: scales.pop(name) for name in written},
-        },
-        {
-            **{"q": tensors.q, "k": tensors.new_k, "v": tensors.new_v},
-            **lengths,
-            "cu_seqlens_k_new": tensors.cu_seqlens_k_new,
-            "learnable_sink": tensors.learnable_sink,
-            **named_aux(tensors.aux_tensors),
-            **scales,
-        },
-    )
-
-
 def refuse_unbuilt(**parameters) -> None:
     for name, value in parameters.items():
         if value is not None:
-            raise NotImplementedError(f"{name}: not built; accepted: None")
+            raise NotImplementedError(f"{name}: not supported; accepted: None")
 
 
 def names_of_caches():
     """Inside, attention calls the caches k and v, and their lengths seqused_k: refusals use the caller's names."""
-    return named_as(_CALLERS)
-
-
-_CALLERS = {row.name: row.cached for row in OPERANDS.values() if row.cached and row.group != NEW}
-
-
-def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
-    """Check that parameters come with those that they require."""
-    if page_table is not None and cache_seqlens is None:
-        raise ValueError(
-            "cache_seqlens: None with a page table, which does not say how long a sequence is; "
-            "accepted: an int or a tensor (batch,) int32"
-        )
-    if k is None and v is None:
-        if cu_seqlens_k_new is not None:
-            raise ValueError("cu_seqlens_k_new: given without k and v, whose rows it counts")
-        return
-    if k is None or v is None:
-        raise ValueError("k, v: one of them is None; accepted: both or neither")
-    if cache_seqlens is None:
-        raise ValueError(
-            "cache_seqlens: None with new rows, which are written behind the rows it counts; "
-            "accepted: an int or a tensor (batch,) int32"
-        )
+    return named_as(CALLERS)
 
 
 # Small tensors, contiguous or nearly so, and lengths that only attention takes (sm100/append/kernel.py).
@@ -198,9 +120,12 @@ class Append:
         self.function, self.views, self.batch = function, views, batch
         self.scale_views = scale_views
         self.between_caches = self.out_bytes = 0
-        self.out_shape = self.out_dtype = None
+        self.out_shape: tuple[int, ...] = ()
+        self.out_dtype: torch.dtype | None = None
         self.writes_scales = False
-        self.read, self.bytes_read, self.checked = fields(()), (), []
+        self.read = fields(())
+        self.bytes_read: tuple[int, ...] = ()
+        self.checked: list[str] = []
 
     def beside(self, tensors: CallTensors) -> Append:
         """self, with the addresses and extents that admits compares at the next call with this metadata.
@@ -250,8 +175,10 @@ class Append:
             return False
         first = out.data_ptr()  # Plan.is_apart checks the rest
         past = first + self.out_bytes
-        new_k, new_v = tensors.new_k.data_ptr(), tensors.new_v.data_ptr()
-        ranges = (begin_k, k_bytes), (begin_v, v_bytes), (new_k, new_k_bytes), (new_v, new_v_bytes)
+        new_k, new_v = tensors.new_k, tensors.new_v
+        assert new_k is not None and new_v is not None
+        of_new = (new_k.data_ptr(), new_k_bytes), (new_v.data_ptr(), new_v_bytes)
+        ranges = (begin_k, k_bytes), (begin_v, v_bytes), *of_new
         return all(past <= begin or begin + size <= first for begin, size in ranges)
 
     @staticmethod
@@ -332,7 +259,8 @@ def with_rows_of_cache(tensors: CallTensors) -> CallTensors:
     """The tensors, with all rows as lengths where rows of a dense cache are picked without lengths."""
     picked = not (tensors.cache_batch_idx is tensors.cache_leftpad is None)
     if picked and tensors.seqused_k is tensors.new_k is tensors.page_table is None:
-        return tensors._replace(seqused_k=rows_of_cache(tensors.k))
+        rows = rows_of_cache(tensors.k)  # a number, as a caller may give it
+        return tensors._replace(seqused_k=rows)  # type: ignore[arg-type]
     return tensors
 
 
@@ -357,95 +285,18 @@ def cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
                 f"cache_seqlens: shape {tuple(cache_seqlens.shape)}; accepted: ({batch},), batch"
             )
         return cache_seqlens
-    length = check_length("cache_seqlens", cache_seqlens)
+    check_length("cache_seqlens", cache_seqlens)
     if isinstance(batch, int) and batch > MAX_CTAS:
         raise ValueError(
             f"q: {batch} sequences; accepted: at most {MAX_CTAS}, one CTA of the launch grid for each; split the call "
             "along batch"
         )
-    return torch.full((batch,), length, dtype=torch.int32, device=device)
+    return torch.full((batch,), index(cache_seqlens), dtype=torch.int32, device=device)
 
 
 def _new_rows_are_the_queries(tensors: CallTensors) -> bool:
     """Whether each sequence has as many new rows as queries, so that the kernel can add them itself."""
     if tensors.q_layout == "dense" and tensors.cu_seqlens_k_new is None:
-        return tensors.q.shape[1] == tensors.new_k.shape[1]
+        new_k, *_ = tensors.of(NEW)
+        return tensors.q.shape[1] == new_k.shape[1]
     return tensors.shares_offsets
-
-
-def check_new_rows(k_cache, k, v) -> None:
-    """Check that k and v are like the cache, or both have 16 bits for an 8-bit cache."""
-    wide = getattr(k, "dtype", None) in WIDE and getattr(k_cache, "dtype", None) in FP8
-    if not wide:
-        return check_tensors(k_cache, k, v, None)
-    check_tensors(k, k, v, None)
-    check_one_device({"q": k_cache, "k": k, "v": v})
-
-
-def check_append(tensors: CallTensors, batch: int, contents: bool = True) -> None:
-    """Check new rows. tensors: with caches that have the rows of a page first."""
-    k, v, offsets = tensors.of(NEW)
-    k_cache, v_cache, table = tensors.k, tensors.v, tensors.page_table
-    cache_seqlens, batch_idx = tensors.seqused_k, tensors.cache_batch_idx
-    names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
-    cache_axes = DENSE if table is None else PAGED
-    for name, tensor in names.items():
-        new_axes = DENSE if offsets is None else PACKED
-        axes = cache_axes if name.endswith("cache") else new_axes
-        if name in ("k", "v"):
-            check_new_rows(k_cache, k, v)
-        check_rank(name, tensor, axes)
-        check_memory(name, tensor, axes)
-    for new_name, new, cache_name, cache in (
-        ("k", k, "k_cache", k_cache),
-        ("v", v, "v_cache", v_cache),
-    ):
-        if new.shape[-2:] != cache.shape[-2:]:
-            raise ValueError(
-                f"{new_name}: {tuple(new.shape[-2:])} heads and head_dim while {cache_name} has "
-                f"{tuple(cache.shape[-2:])}; accepted: equal"
-            )
-    if k.shape[:-1] != v.shape[:-1] or k_cache.shape[:-1] != v_cache.shape[:-1]:
-        raise ValueError(
-            f"v: shape {tuple(v.shape)} with k {tuple(k.shape)}, v_cache {tuple(v_cache.shape)} with "
-            f"k_cache {tuple(k_cache.shape)}; accepted: equal up to head_dim"
-        )
-    check_index_tensor("cu_seqlens_k_new", offsets, 1, k.device)
-    check_index_tensor("page_table", table, 2, k.device)
-    check_index_tensor("cache_batch_idx", batch_idx, 1, k.device)
-    new_batch = k.shape[0] if offsets is None else offsets.shape[0] - 1
-    cache_batch = k_cache.shape[0] if table is None else table.shape[0]
-    if batch_idx is not None:
-        cache_batch = batch_idx.shape[0]
-    if not new_batch == cache_batch == batch:
-        raise ValueError(
-            f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
-            "accepted: equal"
-        )
-    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) * k_cache.element_size() // 16 > MAX_ROWS:
-        raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
-    if contents and k.device.type == "cpu" and batch:
-        _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx)
-
-
-def _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx) -> None:
-    new = torch.full_like(cache_seqlens, k.shape[1]) if offsets is None else offsets.diff()
-    if int(new.min()) < 0 or (offsets is not None and (offsets[0] < 0 or offsets[-1] > k.shape[0])):
-        raise ValueError(
-            f"cu_seqlens_k_new: {offsets.tolist()[:16]}; accepted: offsets from 0 to {k.shape[0]} "
-            "that do not decrease"
-        )
-    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
-    total = cache_seqlens + new
-    wrong = (cache_seqlens < 0) | (total > capacity)
-    if bool(wrong.any()):
-        b = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"cache_seqlens: {int(cache_seqlens[b])} rows and {int(new[b])} new ones for sequence {b}; "
-            f"accepted: from 0 on, and together at most {capacity}, what its cache holds"
-        )
-    check_cache_rows(batch_idx, k_cache.shape[0] if table is None else table.shape[0])
-    if table is not None:
-        # Pages of the new rows only: earlier rows may be padding, which no page holds.
-        table = rows_of(table, batch_idx)
-        check_pages(table, total, k_cache.shape[1], k_cache.shape[0], cache_seqlens)

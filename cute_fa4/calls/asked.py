@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cute_fa4.calls.on_pairs import lengths_of
+from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES, columns_of
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, are_rows
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.compiler import policy
@@ -16,7 +17,7 @@ def kernel_of(
 ) -> Kernel:
     """The kernel of a checked call; its lengths are computed only where they decide.
 
-    dtypes: as dtypes_of says; exact: the environment asks for exact maxima; arch: of the kernel
+    dtypes: as dtypes_of says; exact: exact maxima are asked for; arch: of the kernel
     """
     facts = _facts(q, k, v, where, options, dtypes) | {"exact": exact, "arch": arch}
     hashable = type(facts["seqlen_q"]) is int  # a size of a tracer is not hashable
@@ -31,7 +32,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         qkv_dtype=DTYPE_NAMES[q.dtype],
         kv_dtype=dtypes["kv_dtype"],
         head_dim=head_dim_of(q, options),
-        head_dim_v=v.shape[-1],
+        head_dim_v=columns_of(v),
         group=q.shape[-2] // k.shape[-2],
         seqlen_q=where.seqlen_q(q),
         fixed=not length_may_choose(options.tokens_per_split, packed, where.tensors.seqused_q),
@@ -43,8 +44,9 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         rope_dtype=dtypes.get("rope_dtype"),
         mask=options.mask.mask,
         plain=options.score_mod is None and options.mask_mod is None,
+        q_block=0 if options.blocks is None else options.blocks.queries,
         stays=dtypes["kv_dtype"] is not None,  # else it would have been quantised before
-        **policy.of_kernels(mixed=dtypes["kv_dtype"] is not None),
+        **policy.of_kernels(dtypes["kv_dtype"] is not None, options.batch_invariant),
     )
 
 
@@ -53,7 +55,7 @@ def dtypes_of(q, k, options: Options) -> dict:
     if options.latent and are_rows(k):
         return STORED
     of_rope = {} if options.rope is None else options.rope.dtypes
-    return {"kv_dtype": None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype], **of_rope}
+    return {"kv_dtype": None if k.dtype == q.dtype else KEY_DTYPE_NAMES[k.dtype], **of_rope}
 
 
 def head_dim_of(q, options: Options) -> int:

@@ -20,30 +20,28 @@ from cute_fa4.calls.asked import dtypes_of, head_dim_of, kernel_of
 from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.operands.apart import check_apart, named_aux
-from cute_fa4.calls.operands.rope import RopeView
+from cute_fa4.calls.operands.four_bits import columns_of
+from cute_fa4.calls.operands.memory import largest_extent
+from cute_fa4.calls.operands.rope_view import RopeView
 from cute_fa4.calls.operands.scales import of_made_up_keys
 from cute_fa4.calls.operands.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, largest_extent
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
-from cute_fa4.calls.split_keys.split import Split, SplitPlan, split_of
+from cute_fa4.calls.split_keys.split import Clustered, Split, SplitPlan, split_of
 from cute_fa4.compiler import policy
-from cute_fa4.operands import LENGTHS, NAMES, OPERANDS, CallTensors, fields_given
+from cute_fa4.operands import BLOCKS, LENGTHS, NAMES, OPERANDS, ROWS, CallTensors, fields_given
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.choose.choose_config import config_for
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.launches import WHOLE, launches
-from cute_fa4.system.devices import target_of
+from cute_fa4.system.devices import Target, target_of
 
 
 def plan_attention(
     given: CallTensors,
-    q,
-    k,
-    v,
-    out,
     where: Where,
     options: Options,
     return_lse: bool,
@@ -51,17 +49,18 @@ def plan_attention(
 ) -> Callable:
     """Prepare a checked call up to its launch. Every refusal is raised here; the result launches.
 
-    given: the tensors of the caller, of which q, k and v are views. in_float32: out is not rounded to the dtype
+    given: the tensors of the caller, of which those of `where` are views. in_float32: out is not rounded to the dtype
     of q, because it will be merged; with return_lse, without `out` and without a sink, which would count twice.
 
     A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
     placeholders made here.
     """
-    target = target_of(q.device)
+    q, k, v, out = where.tensors.of(ROWS)
+    target_of(q.device)  # refuses devices
     batch, seqlen_q = where.batch(q), where.seqlen_q(q)
     rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
     check_aux(options, batch, q.shape[-2], rows)
-    check_out_apart(out, where, options)
+    check_out_apart(where, options)
     results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
         return lambda tensors: results.returned(*results.allocated(q, out))
@@ -70,29 +69,39 @@ def plan_attention(
     ):
         if where.q_layout == "dense" and where.tensors.seqused_q is None:
             return lambda tensors: _fill_without_keys(results, q, out, options.sink)
-        k, v, where = _one_hidden_key(k, v, where, batch)
+        where = _one_hidden_key(where, batch)
         if options.rope is not None:
-            k = k.new_zeros((*k.shape[:-1], q.shape[-1]))
+            k = where.tensors.k
+            where = where.replaced(k=k.new_zeros((*k.shape[:-1], q.shape[-1])))
         scales = of_made_up_keys(options.scales)
         options = replace(options, num_splits=1, tokens_per_split=None, rope=None, scales=scales)
+        options = replace(options, blocks=None)  # every key is hidden
         tensors = CallTensors(
-            *(q, k, v, out),
-            **where.tensors.named(LENGTHS),
+            **where.tensors.named(ROWS, LENGTHS),
             learnable_sink=options.sink,
             aux_tensors=options.aux,
             **({} if scales is None else scales.tensors),
         )
-        hidden = plan_attention(tensors, q, k, v, out, where, options, return_lse, in_float32)
+        hidden = _plan_with_keys(tensors, where, options, return_lse, in_float32)
         return lambda _: hidden(tensors)
+    return _plan_with_keys(given, where, options, return_lse, in_float32)
 
+
+def _plan_with_keys(
+    given: CallTensors, where: Where, options: Options, return_lse: bool, in_float32: bool
+) -> Plan:
+    """The plan of a call that has rows and keys. The arguments are those of plan_attention."""
+    q, k, v, out = where.tensors.of(ROWS)
+    target, seqlen_q = target_of(q.device), where.seqlen_q(q)
+    results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
     if comes_in_halves(v) and not options.latent:
         whole = given._replace(out=results.new_out(q) if out is None else out)
         of_v, v, out = (half_of(x, first=True) for x in (whole.v, v, whole.out))
-        given = given._replace(v=of_v)
-        half = plan_attention(given, q, k, v, out, where, options, return_lse, in_float32)
+        given, where = given._replace(v=of_v), where.replaced(v=v, out=out)
+        half = _plan_with_keys(given, where, options, return_lse, in_float32)
         return HalvesPlan(half, results, whole)
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
-    config = config_of(q, k, v, out, where, options, rows_per_page, return_lse, target)
+    config = config_of(where, options, rows_per_page, return_lse, target)
     launched = (
         (options.softmax_scale, seqlen_q, options.mask.sizes or None, _in_cache(where)),
         results,
@@ -103,6 +112,7 @@ def plan_attention(
         else largest_extent(
             (
                 *where.tensors.of(LENGTHS),
+                *where.tensors.of(BLOCKS),
                 options.sink,
                 *(options.scales.tensors.values() if options.scales else ()),
                 getattr(options.rope, "page_table", None),
@@ -118,8 +128,10 @@ def plan_attention(
     function = function_for(attention, target)
     if not cut.merges and not in_float32:
         return Plan(function, *launched)
-    combine = None if combine is None else function_for(combine, target)
-    return SplitPlan(function, combine, split or Split(1), *launched)
+    merge = None if combine is None else function_for(combine, target)
+    # in_float32 without parts is one part; clusters round their result, so split_of gives none then.
+    parts = Split(1) if split is None or isinstance(split, Clustered) else split
+    return SplitPlan(function, merge, parts, *launched)
 
 
 def _in_cache(where: Where) -> tuple[int, Callable] | None:
@@ -131,11 +143,12 @@ def _in_cache(where: Where) -> tuple[int, Callable] | None:
     return int(where.excludes_new), fields_given(where.tensors, names)
 
 
-def check_out_apart(out, where: Where, options: Options) -> None:
+def check_out_apart(where: Where, options: Options) -> None:
     """out shares no memory with lengths, pages, sinks and aux tensors; check_out has checked q, k and v."""
+    out = where.tensors.out
     if out is None:
         return
-    read = where.tensors.named(LENGTHS)
+    read = where.tensors.named(LENGTHS, BLOCKS)
     scales = {} if options.scales is None else options.scales.tensors
     rope = {} if options.rope is None else options.rope.named
     check_apart(
@@ -145,8 +158,9 @@ def check_out_apart(out, where: Where, options: Options) -> None:
 
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:
-    """Whether lengths and pages lie in host memory: they are checked there, and give the longest sequence."""
-    return device.type == "cpu" and where.tensors.has(LENGTHS)
+    """Whether lengths, pages and lists lie in host memory: they are checked there, and give the longest sequence."""
+    of_contents = where.tensors.has(LENGTHS) or where.tensors.has(BLOCKS)
+    return device.type == "cpu" and of_contents
 
 
 def _fill_without_keys(results: Results, q, out, sink):
@@ -160,8 +174,9 @@ def _fill_without_keys(results: Results, q, out, sink):
     return results.returned(out, lse)
 
 
-def _one_hidden_key(k, v, where: Where, batch: int):
+def _one_hidden_key(where: Where, batch: int) -> Where:
     """The same where only the device knows which rows out has: K and V of one zero row outside every sequence."""
+    _, k, v, _ = where.tensors.of(ROWS)
     shape = [1] * (k.dim() - 2) + list(k.shape[-2:])
     where = where.replaced(cache_batch_idx=None, cache_leftpad=None)
     if where.kv_layout == "paged":
@@ -173,7 +188,7 @@ def _one_hidden_key(k, v, where: Where, batch: int):
     if where.kv_layout != "packed":
         none = torch.zeros((batch,), dtype=torch.int32, device=k.device)
         where = replace(where.replaced(seqused_k=none), excludes_new=False)
-    return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
+    return where.replaced(k=k.new_zeros(shape), v=v.new_zeros((*shape[:-1], v.shape[-1])))
 
 
 def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
@@ -188,14 +203,16 @@ def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
 def _lengths_of(where: Where) -> dict:
     """Configuration fields for the lengths and pages of a call."""
     given = (name for name in NAMES[LENGTHS] if getattr(where.tensors, name) is not None)
-    return dict(OPERANDS[name].config for name in given)
+    found = (OPERANDS[name].config for name in given)
+    return dict(field for field in found if field is not None)
 
 
 def config_of(
-    q, k, v, out, where: Where, options: Options, rows_per_page, return_lse, target
+    where: Where, options: Options, rows_per_page: int, return_lse: object, target: Target
 ) -> FA4Config:
     """The configuration of a checked call whose grid fits; rows_per_page: as views_for_descriptors found."""
-    dtypes, schedules = dtypes_of(q, k, options), policy.of_schedules()
+    q, k, v, out = where.tensors.of(ROWS)
+    dtypes, schedules = dtypes_of(q, k, options), policy.of_schedules(options.batch_invariant)
     exact = schedules["maximum"] == "exact"
     kernel = kernel_of(q, k, v, where, options, dtypes, exact, target.arch)
     config = config_for(
@@ -205,7 +222,7 @@ def config_of(
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
         descales=Scales() if options.scales is None else options.scales.said,
         head_dim=head_dim_of(q, options),
-        head_dim_v=v.shape[-1],
+        head_dim_v=columns_of(v),
         group=q.shape[-2] // k.shape[-2],
         latent=options.latent,
         write_lse=bool(return_lse),
@@ -222,6 +239,7 @@ def config_of(
         score_mod=options.score_mod,
         mask_mod=options.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
+        **({} if options.blocks is None else options.blocks.fields),
     )
     check_grid(config, q, where)
     return config

@@ -17,7 +17,8 @@ Dynamo of PyTorch 2.11 cannot trace locals(). For a function of few arguments it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import CodeType
+from typing import Any, Protocol, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
@@ -25,7 +26,18 @@ from cute_fa4.calls.request import Choices, Numbers
 from cute_fa4.operands import CallTensors, argument_names
 
 # Arguments that `asked` has, and that are looked at as they are given unless they are what they usually are.
-TO_CHECK = ("pack_gqa", "return_lse", "seqused_k_excludes_new", "score_mod", "mask_mod")
+TO_CHECK = (
+    *("pack_gqa", "batch_invariant", "return_lse", "seqused_k_excludes_new"),
+    *("score_mod", "mask_mod", "block_sparse_tensors"),
+)
+
+
+class Entry(Protocol):
+    """A function made by `entry`. rest: names of the arguments that its body passes on as `rest`."""
+
+    __code__: CodeType
+    rest: list[str]
+
 
 Declared = TypeVar("Declared", bound=Callable)
 
@@ -79,7 +91,7 @@ def entry(run: Callable, traced: Callable, cached: bool = False) -> Callable[[De
 def _asked(names: tuple[str, ...]) -> str:
     """window_size, Numbers and Choices: an argument, or the default of what the function does not have."""
 
-    def items(group: type) -> str:
+    def items(group: type[Numbers] | type[Choices]) -> str:
         defaults = group._field_defaults
         return ", ".join(name if name in names else repr(defaults[name]) for name in group._fields)
 
@@ -98,13 +110,13 @@ def _rest(names: tuple[str, ...], cached: bool) -> list[str]:
 
 def _is_unusual(declared: Callable, rest: list[str]) -> str:
     """Whether one of these arguments has not the type of its default, or is one that only other packages have."""
-    defaults = declared.__kwdefaults__
-    tests = (
-        f"{name} is not False and {name} is not True"
-        if isinstance(defaults[name], bool)
-        else f"{name} is not {defaults[name]}"
+    switches: dict[str, tuple] = {"bool": (False, True), "bool | None": (None, False, True)}
+    defaults: dict[str, object] = declared.__kwdefaults__ or {}
+    usual = (
+        (name, switches.get(declared.__annotations__.get(name, ""), (defaults[name],)))
         for name in rest[2:]
     )
+    tests = (" and ".join(f"{name} is not {value}" for value in values) for name, values in usual)
     return " or ".join((*rest[:2], *tests))
 
 
@@ -112,13 +124,13 @@ def _dict(names) -> str:
     return "{" + ", ".join(f"{name!r}: {name}" for name in names) + "}"
 
 
-def named_rest(function: Callable, rest: tuple) -> dict:
+def named_rest(function: Entry, rest: tuple) -> dict:
     """Arguments that the body of an entry passes on as `rest`, by name."""
     return dict(zip(function.rest, rest, strict=True))
 
 
 def arguments_of(
-    function: Callable, tensors: CallTensors, asked: tuple, rest: tuple, cached: bool = False
+    function: Entry, tensors: CallTensors, asked: tuple, rest: tuple, cached: bool = False
 ) -> dict:
     """Every argument of an entry by name, from the parts that its body gathers."""
     window_size, numbers, choices = asked

@@ -119,7 +119,8 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
         )
     if indices.dim() != 3 or indices.shape[:2] != q.shape[:2]:
         raise ValueError(
-            f"indices: shape {tuple(indices.shape)}; accepted: {(*q.shape[:2], 'keys')}, as q has sequences and queries"
+            f"indices: shape {tuple(indices.shape)}; accepted: {(*q.shape[:2], 'keys')}, a row for each "
+            "sequence and query of q"
         )
     if out is not None and out.shape[:2] != q.shape[:2]:
         raise ValueError(
@@ -159,8 +160,8 @@ def _alone(name: str, tensor):
     strides = tensor.stride()
     if batch > 1 and queries > 1 and strides[0] != queries * strides[1]:
         raise ValueError(
-            f"{name}: strides {strides} with indices; accepted: sequences that lie one behind the other, as "
-            ".contiguous() has them"
+            f"{name}: strides {strides} with indices; accepted: consecutive sequences; copy with "
+            f"{name}.contiguous()"
         )
     step = strides[1] if queries > 1 else strides[0]
     return tensor.as_strided((batch * queries, 1, *rest), (step, step, *strides[2:]))
@@ -171,9 +172,7 @@ def _keys_alone(cache):
     pages, rows, *rest = cache.shape
     strides = cache.stride()
     if pages > 1 and rows > 1 and strides[0] != rows * strides[1]:
-        raise ValueError(
-            f"k_cache: strides {strides} with indices; accepted: pages that lie one behind the other"
-        )
+        raise ValueError(f"k_cache: strides {strides} with indices; accepted: consecutive pages")
     step = strides[1] if rows > 1 else strides[0]
     return cache.as_strided((pages * rows, 1, *rest), (step, step, *strides[2:]))
 

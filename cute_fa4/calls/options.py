@@ -20,8 +20,10 @@ import torch
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, checked_scale
 from cute_fa4.calls.request import Options
 from cute_fa4.calls.split_keys.split import check_split
+from cute_fa4.compiler import policy
 from cute_fa4.dtypes import PLAIN, PLAIN_FLOATS, names_of
-from cute_fa4.masks import resolve_mask
+from cute_fa4.masks import BoundMask, full, resolve_mask
+from cute_fa4.sm100.blueprint.captured import called, joined
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, composed, soft_cap
 
 SINK_DTYPES = names_of(PLAIN_FLOATS)
@@ -43,34 +45,59 @@ def resolve(
     aux_tensors=None,
     num_splits=1,
     tokens_per_split=None,
+    batch_invariant=None,
     latent=False,
     scales=None,
     rope=None,
+    blocks=None,
     gradients=False,
 ) -> Options:
-    """Check the options of a call whose q is (..., heads_q, head_dim). scales, rope: what checked_... returned.
+    """Check the options of a call whose q is (..., heads_q, head_dim). scales, rope, blocks: what checked_... returned.
 
-    gradients: sinks may want one, which is recorded elsewhere
+    gradients: sinks and aux tensors may want one, which is recorded elsewhere
     """
     if pack_gqa not in (None, True, False):
         raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
     check_split(num_splits, tokens_per_split)
+    policy.check_batch_invariant(batch_invariant)
+    bound = resolve_mask(causal, window_size, mask)
+    functions = {"score_mod": score_mod, "mask_mod": mask_mod}
+    mods, aux_tensors = functions_of(q, functions, aux_tensors)
+    if blocks is not None:
+        _check_beside_blocks(bound, num_splits, tokens_per_split)
+        num_splits = 1
     return Options(
         softmax_scale=checked_scale(
             softmax_scale, q.shape[-1] + (0 if rope is None else rope.depth_of_q)
         ),
-        mask=resolve_mask(causal, window_size, mask),
-        score_mod=composed(_cap(softcap), function_of("score_mod", score_mod)),
-        mask_mod=function_of("mask_mod", mask_mod),
-        aux=_aux(aux_tensors, q.device, score_mod, mask_mod),
+        mask=bound,
+        score_mod=composed(_cap(softcap), mods.get("score_mod")),
+        mask_mod=mods.get("mask_mod"),
+        aux=_aux(aux_tensors, q.device, bool(mods), gradients),
         sink=check_sink(learnable_sink, q, gradients),
         pack_gqa=pack_gqa,
         num_splits=num_splits,
         tokens_per_split=tokens_per_split,
+        batch_invariant=batch_invariant,
         latent=latent,
         scales=scales,
         rope=rope,
+        blocks=blocks,
     )
+
+
+def _check_beside_blocks(mask: BoundMask, num_splits, tokens_per_split) -> None:
+    """Refuse options that do not go with lists of key blocks."""
+    if mask != full():
+        raise NotImplementedError(
+            f"causal, window_size, mask: {mask} with block_sparse_tensors; accepted: none of them: list the key blocks "
+            "that are visible, and hide keys of partial blocks by mask_mod"
+        )
+    for name, value in {"num_splits": num_splits, "tokens_per_split": tokens_per_split}.items():
+        if value not in (None, 0, 1):
+            raise NotImplementedError(
+                f"{name}: {value} with block_sparse_tensors; accepted: None: listed blocks are not split"
+            )
 
 
 def _cap(softcap) -> ScoreMod | None:
@@ -78,7 +105,7 @@ def _cap(softcap) -> ScoreMod | None:
         return None
     if isinstance(softcap, bool) or not isinstance(softcap, Real):
         raise TypeError(f"softcap: a {type(softcap).__name__}; accepted: a number or None")
-    if not 0 <= softcap < math.inf:
+    if not 0 <= float(softcap) < math.inf:
         raise ValueError(f"softcap: {softcap}; accepted: 0 (off) or a finite number above it")
     return soft_cap(float(softcap)) if softcap else None
 
@@ -97,9 +124,26 @@ def function_of(name: str, function) -> ScoreMod | None:
     return mod
 
 
-def functions_of(score_mod, mask_mod) -> tuple[ScoreMod | None, ScoreMod | None]:
-    """Both as what they compute now, so that a call is recognised by them."""
-    return function_of("score_mod", score_mod), function_of("mask_mod", mask_mod)
+def functions_of(q, given: dict, aux_tensors) -> tuple[dict, object]:
+    """-> those of score_mod and mask_mod that are given, as what they compute now, and aux_tensors.
+
+    Tensors that the functions capture follow the aux_tensors; those of another dtype or device are refused by name.
+    """
+    read = ((name, function_of(name, given[name])) for name in ("score_mod", "mask_mod"))
+    mods = {name: mod for name, mod in read if mod is not None}
+    if all(mod.captured == () for mod in mods.values()):
+        return mods, aux_tensors
+    _check_list(aux_tensors)
+    for name, mod in mods.items():
+        for i, (tensor, _) in enumerate(mod.captured):
+            if tensor.dtype not in AUX_DTYPES:
+                accepted = ", ".join(map(str, AUX_DTYPES))
+                raise TypeError(
+                    f"{name}: {called(mod, i)}: dtype {tensor.dtype}; accepted: {accepted}"
+                )
+            if isinstance(q, torch.Tensor):
+                check_place(f"{name}: {called(mod, i)}", tensor, q.device, gradients=True)
+    return joined(mods, tuple(aux_tensors or ()))
 
 
 def check_aux(options: Options, batch: int, heads: int, rows: int) -> None:
@@ -131,14 +175,18 @@ def check_sink(sink, q: torch.Tensor, gradients: bool = False) -> torch.Tensor |
     return sink
 
 
-def _aux(tensors, device, score_mod, mask_mod) -> tuple:
+def _check_list(aux_tensors) -> None:
+    if aux_tensors is not None and not isinstance(aux_tensors, (list, tuple)):
+        raise TypeError(
+            f"aux_tensors: a {type(aux_tensors).__name__}; accepted: a list or tuple of tensors"
+        )
+
+
+def _aux(tensors, device, has_functions: bool, gradients: bool) -> tuple:
     if tensors is None:
         return ()
-    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, (list, tuple)):
-        raise TypeError(
-            f"aux_tensors: a {type(tensors).__name__}; accepted: a list or tuple of tensors"
-        )
-    if tensors and score_mod is None and mask_mod is None:
+    _check_list(tensors)
+    if tensors and not has_functions:
         raise ValueError(
             "aux_tensors: given without score_mod or mask_mod, which would read them; accepted: None"
         )
@@ -150,5 +198,5 @@ def _aux(tensors, device, score_mod, mask_mod) -> tuple:
             raise TypeError(f"{name}: dtype {tensor.dtype}; accepted: {accepted}")
         if tensor.dim() == 0:
             raise ValueError(f"{name}: a scalar; accepted: one dimension or more; use reshape(1)")
-        check_place(name, tensor, device)
+        check_place(name, tensor, device, gradients)
     return tuple(tensors)

@@ -9,32 +9,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import mul
+from typing import Protocol
 
 import torch
 
-from cute_fa4.calls.operands.rope import RopeView
-from cute_fa4.calls.operands.scales import ScaleViews
-from cute_fa4.calls.operands.tensors import extent_bytes, may_overlap
-from cute_fa4.operands import LENGTHS, NAMES, OPERANDS, ROPE, SCALES, CallTensors, fields
+from cute_fa4.calls.operands.four_bits import columns_of
+from cute_fa4.calls.operands.memory import extent_bytes, may_overlap
+from cute_fa4.calls.operands.rope_view import RopeView
+from cute_fa4.calls.operands.scale_views import ScaleViews
+from cute_fa4.calls.recognition import Recognition
+from cute_fa4.operands import (
+    BLOCKS,
+    LENGTHS,
+    NAMES,
+    OPERANDS,
+    ROPE,
+    SCALES,
+    CallTensors,
+    fields,
+)
 
 _is_grad_enabled = torch.is_grad_enabled
 # Lengths and pages that are parameters of the launch.
 _lengths = fields(name for name in NAMES[LENGTHS] if OPERANDS[name].within is None)
 # Small tensors, contiguous or nearly so.
-_small = fields((*NAMES[LENGTHS], "learnable_sink", *NAMES[SCALES]))
+_small = fields((*NAMES[LENGTHS], "learnable_sink", *NAMES[SCALES], *NAMES[BLOCKS]))
+
+
+class Before(Protocol):
+    """What runs before the launch of a plan: append.Append."""
+
+    function: Callable
+
+    def admits(self, tensors: CallTensors) -> bool: ...
+
+    def __call__(self, tensors: CallTensors) -> None: ...
 
 
 class Plan:
     """A compiled function and its arguments other than tensors; metadata alone determine it.
 
     repeats  whether another call of the same metadata may use it
-    append   append.Append, which runs before, or None
+    append   what runs before, or None
     recognition  what recognises the next such call, or None
-    small_bytes  extent of the largest of lengths, pages, sink and scales
+    small_bytes  extent of the largest of lengths, pages, lists, sink and scales
     scale_views  how the kernel takes the scales
     rope_view    how the kernel takes columns of k in a separate tensor; None: there are none
     """
@@ -59,7 +81,8 @@ class Plan:
         self.rope_view = rope_view
         self.scale, self.seqlen_q, self.sizes, self.in_cache = numbers
         self.results, self.views, self.repeats = results, views, repeats
-        self.append = self.recognition = None
+        self.append: Before | None = None
+        self.recognition: Recognition | None = None
 
     @property
     def functions(self) -> tuple:
@@ -128,7 +151,9 @@ class Plan:
 
         rows: q, k, v, out and lse as the kernel takes them; split: its arguments for split keys
         """
-        aux, in_cache = tensors.aux_tensors, None
+        aux, in_cache, blocks = tensors.aux_tensors, None, None
+        if tensors.mask_block_cnt is not None:
+            blocks = tuple(x for x in tensors.of(BLOCKS) if x is not None)
         if self.in_cache is not None:
             new_keys, of_rows = self.in_cache
             in_cache = (new_keys, *of_rows(tensors))
@@ -144,6 +169,7 @@ class Plan:
             in_cache,
             None if self.scale_views is None else self.scale_views.of(tensors),
             None if self.rope_view is None else self.rope_view.of(tensors),
+            blocks,
         )
 
 
@@ -156,14 +182,15 @@ class Results:
     """How out and lse are allocated: new_out(q), and new_lse() or None."""
 
     def __init__(self, q, v, q_layout: str, with_lse: bool, dtype: torch.dtype):
-        out_shape = (*q.shape[:-1], v.shape[-1])
+        out_shape = (*q.shape[:-1], columns_of(v))
         # The cheapest calls that exist; empty_like would copy other strides than these.
-        if out_shape == q.shape and dtype == q.dtype and q.stride() == _contiguous_strides(q.shape):
-            self.new_out = torch.empty_like
-        else:
+        self.new_out: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like
+        if not (
+            out_shape == q.shape and dtype == q.dtype and q.stride() == _contiguous_strides(q.shape)
+        ):
             new_out = _allocation(out_shape, dtype, q.device)
             self.new_out = lambda q: new_out()
-        self.new_lse = None
+        self.new_lse: Callable[[], torch.Tensor] | None = None
         if with_lse:
             rows = (q.shape[0],) if q_layout == "packed" else (q.shape[0], q.shape[1])
             lse_shape = (*rows[:-1], q.shape[-2], rows[-1])
@@ -199,7 +226,7 @@ class Views:
     One of them may be None: out, where it is allocated.
     """
 
-    def __init__(self, given: tuple, views: tuple):
+    def __init__(self, given: Sequence, views: Sequence):
         self.layouts = tuple(
             None if _layout(tensor) == _layout(view) else _layout(view)
             for tensor, view in zip(given, views, strict=True)

@@ -21,17 +21,17 @@ import torch
 
 from cute_fa4.calls.attention import plan_attention
 from cute_fa4.calls.operands import lengths as index_tensors
+from cute_fa4.calls.operands.blocks import checked_blocks
 from cute_fa4.calls.operands.lengths import check_lengths, check_offsets
 from cute_fa4.calls.operands.rope import checked_rope, depths_of
 from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.calls.operands.tensors import (
-    DENSE,
+    AXES,
     MAX_SEQLEN,
-    PACKED,
     PAGED,
+    Columns,
     check,
     check_is_tensor,
-    unbuilt_parameters,
 )
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Choices, Numbers, Where
@@ -44,9 +44,6 @@ def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """Check a call of repeat.attend and compile its kernels. The result launches them."""
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
-    unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
-    if unbuilt:
-        raise NotImplementedError("; ".join(unbuilt))
     where = checked(
         tensors,
         max_seqlen_q=numbers.max_seqlen_q,
@@ -70,12 +67,13 @@ def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
         aux_tensors=tensors.aux_tensors,
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
+        batch_invariant=choices.batch_invariant,
         latent=choices.latent,
         scales=checked_scales(views, views.batch, choices.kv_layout == "HND"),
         rope=checked_rope(views, where),
+        blocks=checked_blocks(views, choices.block_sparse_tensors, where),
     )
-    results = choices.return_lse, choices.in_float32
-    return plan_attention(tensors, *views.of(ROWS), where, options, *results)
+    return plan_attention(tensors, where, options, choices.return_lse, choices.in_float32)
 
 
 def checked(
@@ -93,24 +91,17 @@ def checked(
     checked_scales and checked_rope check scales and k_rope; here only the number of columns in k_rope is checked.
     """
     table = tensors.page_table
-    kv_axes = PACKED if tensors.kv_layout == "packed" else DENSE
     if table is not None:
-        kv_axes = PAGED
         k, v = pages_rows_first(tensors.k, tensors.v, kv_layout)
         tensors = tensors._replace(k=k, v=v)
     elif kv_layout != "NHD":
         raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
     _check_belong_together(tensors, seqused_k_excludes_new)
     _check_cache(tensors)
-    q, k = tensors.q, tensors.k
-    check(
-        *tensors.of(ROWS),
-        DENSE if tensors.q_layout == "dense" else PACKED,
-        kv_axes,
-        one_batch=tensors.cache_batch_idx is None,
-        latent=latent,
-        in_rope=depths_of(tensors),
-    )
+    q, k, v, out = tensors.of(ROWS)
+    q_axes, kv_axes = AXES[tensors.q_layout], AXES[tensors.kv_layout]
+    one_batch = tensors.cache_batch_idx is None
+    check(q, k, v, out, q_axes, kv_axes, one_batch, Columns(latent, depths_of(tensors)))
     check_offsets(tensors)
     where = Where(
         tensors,
@@ -132,7 +123,7 @@ def one_of(name: str, value, alias: str, other):
     return other if value is None else value
 
 
-def pages_rows_first(k, v, kv_layout: str, names: tuple[str, str] = ("k", "v")):
+def pages_rows_first(k, v, kv_layout: object, names: tuple[str, str] = ("k", "v")):
     """Views (num_pages, page_size, heads, head_dim) of a cache in either layout; names: what messages call the two."""
     if kv_layout not in KV_LAYOUTS:
         raise ValueError(
@@ -150,7 +141,7 @@ def pages_rows_first(k, v, kv_layout: str, names: tuple[str, str] = ("k", "v")):
     return (k, v) if kv_layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
 
 
-def _check_page_size(name: str, cache: torch.Tensor, kv_layout: str) -> None:
+def _check_page_size(name: str, cache: torch.Tensor, kv_layout: object) -> None:
     axis = 1 if kv_layout == "NHD" else 2
     if cache.shape[axis] == 0:
         raise ValueError(

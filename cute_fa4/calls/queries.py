@@ -22,19 +22,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from cute_fa4.calls.asked import length_may_choose
-from cute_fa4.calls.operands.scales import check_no_scale, is_by_row
+from cute_fa4.calls.operands.scale_views import is_by_row
+from cute_fa4.calls.operands.scales import check_no_scale
 from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import BF16, E4M3
 from cute_fa4.operands import LENGTHS_OF_QUERIES
 from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
-from cute_fa4.sm100.choose.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
-from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+from cute_fa4.sm100.choose.which_kernel import (
+    DEQUANTIZED_DEPTH,
+    Call,
+    dequantizes_keys,
+    which_kernel,
+)
+from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 
 LARGEST_BESIDE = (
     2.0**15
@@ -44,6 +50,11 @@ LARGEST_BESIDE = (
 def are_wide(q, k) -> bool:
     """Whether q has 16 bits over keys of 8."""
     return getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE
+
+
+def heads_of(k, heads_first: bool) -> int:
+    """Key/value heads of k. heads_first: it has pages (heads_kv, page_size, head_dim)."""
+    return k.shape[-3 if heads_first and k.dim() > 2 else -2]
 
 
 class Asked(NamedTuple):
@@ -57,13 +68,14 @@ class Asked(NamedTuple):
     used: object = None
     max_seqlen_q: object = None
     pack_gqa: object = None
-    tokens_per_split: object = None
+    tokens_per_split: int | None = None
+    batch_invariant: bool | None = None
     q_quantize: object = None
     k_descale: object = None
     v_descale: object = None
 
     @staticmethod
-    def of(heads_kv: int, given: Mapping[str, object]) -> Asked:
+    def of(heads_kv: int, given: Mapping[str, Any]) -> Asked:
         """given: arguments by name, of which any may be missing."""
         names = (*LENGTHS_OF_QUERIES, *Asked._fields[3:])
         return Asked(heads_kv, *[given.get(name) for name in names])
@@ -90,22 +102,23 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
         return False  # refused later
     never = asked.q_quantize == "never"
     if never or (asked.q_quantize is None and _never_by_default(q, asked)):
-        within = widens_keys(q.shape[-1], k_rope is not None)
+        within = dequantizes_keys(q.shape[-1], k_rope is not None)
         if never and not within:
             columns = "with k_rope" if k_rope is not None else f"with a head_dim of {q.shape[-1]}"
             raise ValueError(
                 f"q_quantize: 'never' {columns} and q of {q.dtype} over k of 8 bits; accepted: None or 'auto', which "
-                f"quantise q (docs/serving/eight_bits.md has the errors), or k and v of {q.dtype}; kernels that "
-                f"dequantize keys have K in one tensor, of up to {WIDENED_DEPTH} columns"
+                f"quantise q (errors: docs/serving/eight_bits.md), or k and v of {q.dtype}; kernels that dequantize "
+                f"keys read K from one tensor of up to {DEQUANTIZED_DEPTH} columns"
             )
         if within:
             return True
-    return policy.widens() and _are_few(q, asked, k_rope)
+    return policy.dequantizes() and _are_few(q, asked, k_rope)
 
 
 def _never_by_default(q, asked: Asked) -> bool:
     said = policy.queries()
-    if said != "auto" or asked.tokens_per_split is not None or policy.batch_invariant():
+    cut = asked.tokens_per_split is not None or policy.batch_invariant(asked.batch_invariant)
+    if said != "auto" or cut:
         return said != "quantised"
     return asked.lengths_differ and not asked.keys_have_scales(q)
 
@@ -117,7 +130,7 @@ def _are_few(q, asked: Asked, k_rope) -> bool:
     if packed and isinstance(asked.max_seqlen_q, int):
         queries = min(queries, asked.max_seqlen_q)
     if (
-        policy.batch_invariant()
+        policy.batch_invariant(asked.batch_invariant)
         or not 0 < queries <= SWAPPED_ROWS[-1]
         or asked.heads_kv <= 0
         or q.shape[-2] % asked.heads_kv
@@ -126,19 +139,45 @@ def _are_few(q, asked: Asked, k_rope) -> bool:
         return False
     pack_gqa = None if asked.pack_gqa is None else bool(asked.pack_gqa)
     group = int(q.shape[-2] // asked.heads_kv)
-    return widens(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
+    return dequantizes(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
 
 
-def widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
+def dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
     """Whether so many queries get the kernel that dequantizes keys and values; a constant under torch.compile."""
-    return _widens(depth, queries, group, pack_gqa, rope)
+    return _dequantizes(depth, queries, group, pack_gqa, rope)
 
 
 @lru_cache(maxsize=1024)
-def _widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
-    rows = dict(seqlen_q=queries, group=group, pack_gqa=pack_gqa)
-    call = Call(BF16.name, depth, depth, kv_dtype=E4M3.name, rope=rope, **rows)
-    return which_kernel(call).family == WidenedTile.family
+def _dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
+    call = Call(
+        BF16.name,
+        depth,
+        depth,
+        kv_dtype=E4M3.name,
+        group=group,
+        seqlen_q=queries,
+        pack_gqa=pack_gqa,
+        rope=rope,
+    )
+    return which_kernel(call).family == DequantizedTile.family
+
+
+OF_QUERIES = "q", "q_rope", "q_descale", "out"
+
+
+def quantised_of(arguments: dict) -> tuple:
+    """OF_QUERIES of a call whose q is wider than its keys: others where q is quantised.
+
+    arguments: of a public function, by name; those it lacks are None.
+    """
+    k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
+    q, q_rope, q_descale, out = map(arguments.get, OF_QUERIES)
+    k_rope, table = arguments.get("k_rope"), arguments.get("page_table")
+    table = arguments.get("block_table") if table is None else table
+    heads = heads_of(k, table is not None and arguments.get("kv_layout") == "HND")
+    if stay_wide(q, Asked.of(heads, arguments), k_rope):
+        return q, q_rope, q_descale, out
+    return quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
 
 
 def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
@@ -161,7 +200,7 @@ def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
         return q, q_rope, scale, out
     if q_rope is not None:
         raise TypeError(
-            f"q_rope: given with q of {q.dtype}, which has these columns behind its others; accepted: None, or q of "
+            f"q_rope: given with q of {q.dtype}, which has these columns after its others; accepted: None, or q of "
             f"{k.dtype}"
         )
     check_is_tensor("k_rope", k_rope)
@@ -173,7 +212,7 @@ def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
     columns, own = k_rope.shape[-1] if k_rope.dim() else 0, k.shape[-1]
     if q.shape[-1] != own + columns:
         raise ValueError(
-            f"k_rope: {columns} columns behind {own} of k while q has {q.shape[-1]}; accepted: {q.shape[-1]} together"
+            f"k_rope: {columns} columns after {own} of k while q has {q.shape[-1]}; accepted: {q.shape[-1]} together"
         )
     out = _checked_out(q, k, v, q_descale, out)
     head, tail = q.split((own, columns), -1)

@@ -1,17 +1,18 @@
-"""The same call as the one before it, as the layers of a model make them: recognised without building its key.
+"""Recognise a call that repeats the one before it, as the layers of a model do, without building its key.
 
-Most of what a key of repeat.py is made of, torch compares in one call of C++: the guards that torch.compile puts before
-a compiled graph. They see of each tensor
+Torch compares most parts of a key of repeat.py in one C++ call: the guards that torch.compile puts before a compiled
+graph. For each tensor they compare
 
     its class, dtype, device, sizes, strides, and whether it requires a gradient
-    the dispatch keys in force: inside of a torch.func transform, torch.jit.trace, torch.autocast or inference_mode
-    a tensor is another one than outside
+    the active dispatch keys, which differ inside of a torch.func transform, torch.jit.trace, torch.autocast or
+    inference_mode
 
-Not seen, and asked for here: whether gradients are recorded, dispatch modes, tangents of forward-mode derivatives,
-addresses, types of numbers. A tensor given twice is never recognized, and goes by its key, unless it is the offsets of
-queries and of new rows.
+They do not compare, and this module does: whether gradients are recorded, dispatch modes, tangents of forward-mode
+derivatives, addresses, types of numbers. A call that passes one tensor twice is found by its key, unless the tensor is
+the offsets of queries and of new rows.
 
-The guards are no public interface of torch. Where they are missing, every call goes by its key: half a microsecond.
+The guards are not a public interface of torch. Where they are missing, every call is found by its key, which takes half
+a microsecond.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cute_fa4.operands import OPERANDS, PAGES, TENSORS, CallTensors, fields, fie
 try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:  # pragma: no cover
-    TensorGuards = None
+    TensorGuards = None  # type: ignore[assignment,misc]  # where torch lacks them
 
 _active_modes = torch._C._len_torch_dispatch_stack
 _is_grad_enabled = torch.is_grad_enabled
@@ -34,12 +35,12 @@ tables_of = fields(TABLES)
 
 
 class Recognition:
-    """Whether a call is like the one that this was made from. Arguments as those of repeat.attend.
+    """Whether a call repeats the one that this was made from. The arguments are those of repeat.attend.
 
-    absent   takes from a record what is not given
-    guards   look at the tensors that `guarded` takes
-    places   of the page tables that `tables` takes: how they are aligned
-    shared   new rows have the offsets of the queries, which the guards then see once
+    absent   takes the fields that are not given from a record
+    guards   compare the tensors that `guarded` takes
+    places   alignment of the page tables that `tables` takes
+    shared   new rows have the offsets of the queries, which the guards then compare once
     """
 
     __slots__ = (
@@ -54,14 +55,14 @@ class Recognition:
         self.places = places_of(self.tables(tensors))
         seen_twice = {"cu_seqlens_k_new"} if self.shared else set()
         self.guarded = fields_given(tensors, [name for name in TENSORS if name not in seen_twice])
-        # Of tensors that want a gradient: recognized only where none is recorded.
+        # With tensors that require a gradient: recognised only where gradients are not recorded.
         self.without_gradients = any(x.requires_grad for x in self.guarded(tensors))
         self.guards = TensorGuards(
             *self.guarded(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None
         ).check
 
     def accepts(self, tensors: CallTensors, asked: tuple) -> bool:
-        """Raises TypeError for what is no tensor."""
+        """TypeError: an argument is not a tensor."""
         if asked != self.asked or _active_modes() > 0 or forward_ad._current_level >= 0:
             return False
         if self.without_gradients and _is_grad_enabled():
@@ -76,7 +77,7 @@ class Recognition:
 
 
 def recognition_of(tensors: CallTensors, asked: tuple) -> Recognition | None:
-    """None: such calls go by their key."""
+    """None: such calls are found by their key."""
     if TensorGuards is None or tensors.aux_tensors is not None or not has_usual_types(asked):
         return None
     made = Recognition(tensors, asked)
@@ -84,14 +85,14 @@ def recognition_of(tensors: CallTensors, asked: tuple) -> Recognition | None:
 
 
 def places_of(tables: tuple) -> list[int]:
-    """How page tables are aligned, which decides how they are read."""
+    """The alignment of page tables, which decides how they are read."""
     return [table.data_ptr() % 16 for table in tables]
 
 
 def has_usual_types(asked: tuple) -> bool:
-    """1, 1.0 and True are equal and not accepted alike: what could be mistaken goes by its key, which has the types."""
+    """1, 1.0 and True are equal but not all accepted: calls with unusual types are found by key, which has types."""
     window_size, (scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices = asked
-    num_splits, tokens_per_split = choices[1], choices[2]  # the rest is checked before
+    _, num_splits, tokens_per_split, batch_invariant, *_ = choices  # the rest is checked before
     if window_size is not None and type(window_size) is not tuple:
         return False
     left, right = window_size or (None, None)
@@ -101,6 +102,7 @@ def has_usual_types(asked: tuple) -> bool:
         and (softcap is None or type(softcap) is float)
         and (num_splits is None or type(num_splits) is int)
         and (tokens_per_split is None or type(tokens_per_split) is int)
+        and (batch_invariant is None or type(batch_invariant) is bool)
         and (max_seqlen_q is None or type(max_seqlen_q) is int)
         and (max_seqlen_k is None or type(max_seqlen_k) is int)
         and (left is None or type(left) is int)

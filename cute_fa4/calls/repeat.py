@@ -1,23 +1,24 @@
-"""A repeated call: what metadata decides is decided once and kept, so that the next such call only launches.
+"""Repeated calls: decisions that depend on metadata are made once and kept, so that a repeated call only launches.
 
-in the key         what chooses the plan, and what compiled functions do not check: options, shapes, strides, which
-                   optional tensors are given, how the page table is aligned
-at each call       whether a gradient is asked for, and whether what is written shares memory with what is read
-by the function    that a tensor has the dtype, device, shape, strides and alignment that its plan was made for:
-                   compiled functions refuse others before they launch
-before the key     whether the call is like the latest (recognition.py): then nothing else is looked at but addresses
-never kept         calls that contents decide (CPU tensors with lengths or pages, which are checked each time), calls
+in the key         everything that chooses the plan and that compiled functions do not check: options, shapes, strides,
+                   which optional tensors are given, the alignment of the page table
+at each call       whether a gradient is requested, and whether written memory overlaps memory that is read
+by the function    dtype, device, shape, strides and alignment of each tensor, as its plan assumes them: compiled
+                   functions refuse others before they launch
+before the key     whether the call repeats the latest one (recognition.py): then only addresses are checked
+never kept         calls that depend on contents (CPU tensors with lengths or pages, which are checked each time), calls
                    that launch nothing
 
-A function of the caller's is in the key as what it computes now (options.functions_of).
+A function of the caller is in the key by what it computes now (options.functions_of).
 
-A call that has no plan, or is refused, goes the long way: all checks, with their messages. Plans hold compiled
-functions, so compile_cache.clear() forgets them.
+A call that has no plan, or is refused, runs all checks, with their messages. Plans hold compiled functions, so
+compile_cache.clear() removes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,16 +30,16 @@ from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system import forks
 
-# A decode loop needs one for each batch size; prefills, whose sizes vary, push each other out.
+# A decode loop needs one for each batch size; prefills vary in size and evict each other.
 MAX_PLANS = 4096
 
 
-class _Table:
-    """Plans by key; the oldest leave first."""
+class Plans:
+    """Plans by key; the oldest are evicted first."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.plans: dict[tuple, Plan] = {}
-        # The latest plan, and what recognises its call: the layers of a model call alike.
+        # The latest plan and its recognition: the layers of a model make equal calls.
         self.latest: tuple[Plan | None, Recognition | None] = (None, None)
         self._lock = forks.Lock()
 
@@ -52,42 +53,53 @@ class _Table:
             self.latest = plan, recognition
 
     def found(self, key: tuple, tensors: CallTensors, asked: tuple) -> Plan:
-        """KeyError: there is none."""
+        """KeyError: no plan has this key."""
         plan = self.plans[key]
         latest, _ = self.latest
         if (
             latest is plan and plan.recognition is not None
-        ):  # the same by its key and yet not recognised
+        ):  # its key is equal, but it was not recognised
             plan.recognition = recognition_of(tensors, asked)
         self.latest = plan, plan.recognition
         return plan
 
 
-_table = _Table()
+_table = Plans()
 
 
 def clear() -> None:
     """Forget every plan."""
     global _table
-    _table = _Table()  # what is being prepared meanwhile is kept in the old one
+    _table = Plans()  # what is being prepared meanwhile is kept in the old one
 
 
 functions.on_clear(clear)
 
 
+@contextlib.contextmanager
+def apart(plans: Plans):
+    """Inside, calls find and keep these plans instead of the others, in every thread: for measurements."""
+    global _table
+    before, _table = _table, plans
+    try:
+        yield
+    finally:
+        _table = before
+
+
 def again(tensors: CallTensors, asked: tuple):
-    """The result of a call like the latest one; None: this is another. Arguments as those of attend."""
+    """The result of a call that repeats the latest one; None: it does not. The arguments are those of attend."""
     plan, recognition = _table.latest
-    if recognition is None:
+    if plan is None or recognition is None:
         return None
     try:
         if not (recognition.accepts(tensors, asked) and plan.is_apart(tensors)):
             return None
-    except Exception:  # what is no tensor, or cannot be compared: the checks say what is wrong
+    except Exception:  # not a tensor, or not comparable: the checks raise the message
         return None
     try:
         return plan(tensors)
-    except (TypeError, ValueError):  # refused before a launch, for an address that is not aligned
+    except (TypeError, ValueError):  # refused before the launch: an address is not aligned
         return None
 
 
@@ -95,7 +107,7 @@ def attend(prepare: Callable, tensors: CallTensors, asked: tuple):
     """Attention of unchecked arguments: out, or (out, lse).
 
     asked    window_size, request.Numbers and request.Choices as plain tuples
-    prepare  prepare(tensors, asked) checks everything and returns what launches: a Plan, or a function of `tensors`
+    prepare  prepare(tensors, asked) checks everything and returns a Plan, or a function of `tensors` that launches
     """
     table, plan, refusal = _table, None, None
     try:
@@ -107,8 +119,8 @@ def attend(prepare: Callable, tensors: CallTensors, asked: tuple):
     return _long_way(prepare, tensors, asked, table, plan, refusal)
 
 
-def _long_way(prepare, tensors, asked, table: _Table, plan: Plan | None, refusal):
-    """Check and launch. plan, refusal: what was tried and how it failed, each None if there is none."""
+def _long_way(prepare, tensors, asked, table: Plans, plan: Plan | None, refusal):
+    """Check and launch. plan, refusal: the plan that was tried and its error; None: no plan, no error."""
     prepared = prepare(tensors, asked)
     if isinstance(prepared, Plan):
         if plan is not None and refusal is not None and prepared.functions == plan.functions:
@@ -126,7 +138,7 @@ def _long_way(prepare, tensors, asked, table: _Table, plan: Plan | None, refusal
 
 
 def _are_constant(choices: tuple) -> bool:
-    """Whether equal ones mean the same at the next call."""
+    """Whether equal options have the same meaning at the next call."""
     return not any(
         isinstance(choice, torch.Tensor) or (callable(choice) and not isinstance(choice, ScoreMod))
         for choice in choices
@@ -137,13 +149,13 @@ def _are_constant(choices: tuple) -> bool:
 
 
 class _NoKey(Exception):
-    """The call is refused, or not kept."""
+    """The call is refused or cannot be kept."""
 
 
 def _key(tensors: CallTensors, asked: tuple) -> tuple:
-    """What decides a call. Raises _NoKey, or anything else, for arguments that the checks would refuse.
+    """Everything that selects a plan. Raises _NoKey, or another error, for arguments that the checks would refuse.
 
-    Numbers come with their types: 1, 1.0 and True are equal, and not accepted alike.
+    Numbers come with their types: 1, 1.0 and True are equal but not all accepted.
     """
     window_size, numbers, choices = asked
     left, right = window_size if type(window_size) is tuple else _window(window_size)
@@ -160,7 +172,7 @@ def _key(tensors: CallTensors, asked: tuple) -> tuple:
     )  # fmt: skip
 
 
-def _window(window_size) -> tuple:
+def _window(window_size) -> Sequence:
     if window_size is None:
         return None, None
     if type(window_size) is not list:  # an iterator can be read once

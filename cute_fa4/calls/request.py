@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from cute_fa4.calls.operands.rope_view import Rope
+from cute_fa4.calls.operands.scale_views import GivenScales
 from cute_fa4.masks import BoundMask
 from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
@@ -20,16 +22,19 @@ from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 @dataclass(frozen=True)
 class Where:
-    """Where sequences lie and how long they are: lengths and pages of `tensors`, whose other fields do not count."""
+    """Where sequences lie and how long they are.
+
+    tensors  those of a call, checked; k and v have the rows of a page first. Lengths and pages count here
+    """
 
     tensors: CallTensors = CallTensors()
     excludes_new: bool = False  # seqused_k does not count the queries
     max_seqlen_q: int = 0  # of packed queries
     max_seqlen_k: int = 0  # at least the longest sequence of keys; 0: not known
 
-    def replaced(self, **lengths) -> Where:
-        """The same with other tensors of lengths and pages."""
-        return replace(self, tensors=self.tensors._replace(**lengths))
+    def replaced(self, **tensors) -> Where:
+        """The same with other tensors, by name."""
+        return replace(self, tensors=self.tensors._replace(**tensors))
 
     @property
     def q_layout(self) -> str:
@@ -66,15 +71,17 @@ class Choices(NamedTuple):
 
     in_float32  out is float32, to be merged with other results
     latent      v is the first columns of k (multi-head latent attention)
+    block_sparse_tensors  as the caller gives them, or blocks.Blocks, whose tensors are in CallTensors
     """
 
     mask: object = None
     num_splits: object = 1
     tokens_per_split: object = None
+    batch_invariant: object = None
     pack_gqa: object = None
     score_mod: object = None
     mask_mod: object = None
-    block_sparse_tensors: object = None
+    block_sparse_tensors: Any = None
     kv_layout: object = "NHD"
     seqused_k_excludes_new: bool = False
     return_lse: bool = False
@@ -91,12 +98,23 @@ def asked_of(options: Mapping[str, object]) -> tuple:
     return options.get("window_size", (None, None)), numbers, choices
 
 
+class ListedBlocks(Protocol):
+    """Sizes of listed key blocks (operands/blocks.py), and their fields of a configuration."""
+
+    @property
+    def queries(self) -> int: ...
+
+    @property
+    def fields(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Options:
     """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod.
 
-    scales: a scales.Scales; None: there are none
-    rope: a rope.Rope, columns of k in a separate tensor; None: k has all
+    scales: None: there are none
+    rope: columns of k in a separate tensor; None: k has all
+    blocks: None: no key blocks are listed
     """
 
     softmax_scale: float
@@ -108,6 +126,8 @@ class Options:
     pack_gqa: bool | None
     num_splits: int | None = 1
     tokens_per_split: int | None = None
+    batch_invariant: bool | None = None
     latent: bool = False
-    scales: tuple | None = None
-    rope: object | None = None
+    scales: GivenScales | None = None
+    rope: Rope | None = None
+    blocks: ListedBlocks | None = None

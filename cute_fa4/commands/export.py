@@ -103,6 +103,11 @@ def _add_output(command: argparse.ArgumentParser) -> None:
         help="print the names of the kernels and stop; default: export them",
     )
     command.add_argument("--host-target", default="x86-64-v2", help="default: x86-64-v2")
+    command.add_argument(
+        "--tuning",
+        metavar="FILE",
+        help="choices between kernels, which must also decide for the calls; default: CUTE_FA4_TUNING",
+    )
     command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: sm_100a")
 
 
@@ -165,6 +170,15 @@ def _switch(text: str) -> bool:
 
 
 def run(options) -> int:
+    if options.tuning is None:
+        return _run(options)
+    from cute_fa4.sm100.blueprint.tuning import load, using
+
+    with using(load(options.tuning)):
+        return _run(options)
+
+
+def _run(options) -> int:
     from cute_fa4 import aot
 
     configs = configs_of(options)

@@ -10,7 +10,7 @@ import math
 import torch
 
 from cute_fa4.commands import trial_scales
-from cute_fa4.sm100.blueprint.score_mods import alibi_slope
+from cute_fa4.sm100.blueprint.packaged import alibi_slope
 
 
 def exact(problem, b: int) -> tuple[torch.Tensor, torch.Tensor]:

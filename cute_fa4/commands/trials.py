@@ -202,6 +202,8 @@ class _Problem:
     def __init__(self, config: FA4Config, device: str):
         self.config, self.device, self.heads = config, device, config.group
         self.heads_kv = self.heads // config.group
+        if config.cache_blocks:
+            raise NotTried(f"kv_dtype={config.kv_dtype!r}: no trial draws scales of blocks")
         generator = torch.Generator().manual_seed(0)
 
         def rows(lengths, heads, dtype=config.stored_dtype, depth=config.qk_depth):

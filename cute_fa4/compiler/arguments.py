@@ -6,18 +6,23 @@ Strides are 64-bit symbols divisible by what TMA needs; the head dim is a number
 
 from __future__ import annotations
 
+from itertools import compress
+
 from cute_fa4.dtypes import DTYPES, elements_in
 from cute_fa4.operands import (
+    BLOCKS,
     LENGTHS,
     LENGTHS_OF_QUERIES,
     LENGTHS_OF_SEQUENCES,
     NAMES,
     OFFSETS_OF_SEQUENCES,
     OPERANDS,
+    axes_of_list,
 )
 from cute_fa4.scales import BLOCK, HEAD, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.blueprint.listed import has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 
@@ -46,7 +51,7 @@ def fake_arguments(config: FA4Config) -> dict:
     return dict(
         mQ=values((*rows_q, heads_q), config.q_depth),
         mK=values(keys, config.stored_depth, config.stored_dtype),
-        mV=values(keys, config.ov_depth, config.stored_dtype),
+        mV=values(keys, config.stored_ov_depth, config.stored_dtype),
         mO=values(rows_o, config.ov_depth, config.o_dtype),
         mLSE=lse,
         softmax_scale=Float32(1.0),
@@ -59,6 +64,7 @@ def fake_arguments(config: FA4Config) -> dict:
         in_cache=_in_cache(config) if config.seqused_k else None,
         descales=_descales(config),
         rope=_rope(config, keys, (*rows_q, heads_q)),
+        blocks=_blocks(config),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -108,7 +114,8 @@ def _index_tensor(name: str):
 def _descales(config: FA4Config) -> tuple | None:
     """(batch, heads_kv); per row (batch, seqlen_q, heads, 1) or (total_q, heads, 1), per key as k without its depth.
 
-    Per block, bytes: as q and k, with a byte for each block in place of the depth.
+    Per block, bytes: as q and k, with a byte for each block in place of the depth. Last those of a 4-bit cache: as k
+    and v, with a word for four blocks.
     """
     of_q, of_keys = (
         3 if config.q_layout == "dense" else 2,
@@ -122,6 +129,8 @@ def _descales(config: FA4Config) -> tuple | None:
         if kind == BLOCK:
             dtype = "u8"
         every.append(_fake(dtype, (None,) * rank, free_last=True))
+    if config.cache_blocks:
+        every += [_fake("i32", (None,) * (of_keys + 1)) for _ in "kv"]
     return tuple(every) or None
 
 
@@ -144,6 +153,15 @@ def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
     if config.scale_dtype:
         further += (_fake("f32", (None,) * (len(rows) - 1), free_last=True),)
     return _fake_rows(dtype, (*rows, config.rope_depth)), *further
+
+
+def _blocks(config: FA4Config) -> tuple | None:
+    """Counts and entries of the lists of partial blocks, then of full ones, then where those of a sequence begin."""
+    if not config.lists_blocks:
+        return None
+    names = compress(NAMES[BLOCKS], has_tensors(config))
+    ranks = (len(axes_of_list(name, config.packed_lists)) for name in names)
+    return tuple(_fake("i32", (None,) * rank) for rank in ranks)
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
@@ -235,7 +253,7 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
 
 
 def fake_backward_arguments(config: BackwardConfig) -> dict:
-    """The same for BackwardKernel.__call__."""
+    """The same for BackwardKernel.__call__, or with `wanted` for that of AuxKernel."""
     from cutlass import Float32, Int32
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
@@ -245,11 +263,20 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
     of_batch = () if config.packed else (batch,)
     queries, keys = (*of_batch, rows_q, heads_q), (*of_batch, rows_k, heads_kv)
 
-    def values(sizes, depth):
-        return _fake_rows(config.dtype, (*sizes, depth))
+    def values(sizes, depth, dtype=config.dtype):
+        return _fake_rows(dtype, (*sizes, depth))
 
     in_batch = LENGTHS_OF_SEQUENCES if config.used else OFFSETS_OF_SEQUENCES
     lengths = Int32(1), Int32(1), *(_fake("i32", (sym_int(),)) for _ in in_batch)
+    written = dict(
+        dq=values(queries, config.depth, config.grad_dtype),
+        dk=values(keys, config.depth, config.grad_dtype),
+        dv=values(keys, config.depth_v, config.grad_dtype),
+    )
+    if config.wanted:
+        ctas = sym_int(symbol="ctas")
+        lines = tuple(_fake_rows("f32", (ctas, sym_int())) for _ in config.summed)
+        written = dict(lines=lines, first=Int32(1))
     return dict(
         q=values(queries, config.depth),
         k=values(keys, config.depth),
@@ -258,16 +285,25 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
         lse=_fake("f32", (*of_batch, heads_q, rows_q)),
         do=values(queries, config.depth_v),
         dlse=_fake("f32", (*of_batch, heads_q, rows_q)) if config.dlse else None,
-        dq=values(queries, config.depth),
-        dk=values(keys, config.depth),
-        dv=values(keys, config.depth_v),
+        **written,
         stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), 256)),
         softmax_scale=Float32(1.0),
         mask_sizes=_mask_sizes(config),
         aux=_aux(config),
         lengths=lengths if config.packed else None,
+        lists=_fake_lists(config),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
+
+
+def _fake_lists(config: BackwardConfig) -> tuple | None:
+    """Counts and entries of tiles for both owners, or for that of queries alone."""
+    from cutlass.cute import sym_int
+
+    if not config.listed:
+        return None
+    dims = [3, 4] * (1 if config.wanted else 2)
+    return tuple(_fake("i32", tuple(sym_int() for _ in range(rank))) for rank in dims)
 
 
 def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:

@@ -54,9 +54,9 @@ def kernel_and_arguments(config: Config) -> tuple:
         combine = CombineKernel(config)
         return combine, in_order(combine, fake_combine_arguments(config)), None
     if isinstance(config, BackwardConfig):
-        from cute_fa4.sm100.backward.kernel import BackwardKernel
+        from cute_fa4.sm100.backward.kernel import AuxKernel, BackwardKernel
 
-        backward = BackwardKernel(config)
+        backward = (AuxKernel if config.wanted else BackwardKernel)(config)
         return backward, in_order(backward, fake_backward_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 

@@ -32,7 +32,7 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
         (range(first, first + WARPS_PER_GROUP), warps.role_of(first))
         for first in warps.softmax[::WARPS_PER_GROUP]
     ]
-    known = ("correction", "mma", "load", "values", "scales", "widen", "idle")
+    known = ("correction", "mma", "load", "values", "scales", "dequantize", "idle")
     others = [name for name in known if getattr(warps, name, None)]
     rest = [(getattr(warps, name), name) for name in others]
     return tuple(softmax + rest)

@@ -48,8 +48,8 @@ CUTE_FA4_PDL: whether kernels may start before the previous launch has ended (pr
 
 CUTE_FA4_BATCH_INVARIANT: whether the bits of a row may depend on anything but that row, its keys and values.
 
-    auto    as the call requests with tokens_per_split (default)
-    on      they do not: every call keeps the contract of docs/invariance.md
+    auto    as the call requests with batch_invariant or tokens_per_split (default)
+    on      they do not: every call without batch_invariant=False keeps the contract of docs/invariance.md
 
 All are read when the kernel of a call is chosen, once for calls that are alike.
 """
@@ -101,7 +101,7 @@ def swaps() -> bool:
     return environment.choice(SWAP_VARIABLE, "auto", "off") == "auto"
 
 
-def widens() -> bool:
+def dequantizes() -> bool:
     """Whether calls of few 16-bit queries request kernels that dequantize 8-bit keys."""
     return swaps() and queries() != "quantised"
 
@@ -127,15 +127,15 @@ def pairs() -> bool | None:
     ]
 
 
-def of_kernels(mixed: bool = True) -> dict:
+def of_kernels(mixed: bool = True, invariant: bool | None = None) -> dict:
     """The variables for the rule that names a call's kernel (sm100/choose/which_kernel.py).
 
-    mixed: queries of 16 bits may meet keys of 8
+    mixed: queries of 16 bits may meet keys of 8; invariant: the call's batch_invariant
     """
-    few, invariant = swaps(), batch_invariant()
+    few, invariant = swaps(), batch_invariant(invariant)
     return {
         "swaps": few,
-        "widens": mixed and widens(),
+        "dequantizes": mixed and dequantizes(),
         "pairs": False if invariant else pairs(),
         "invariant": invariant,
     }
@@ -157,16 +157,27 @@ def dependent_launch() -> bool | None:
     return {"auto": None, "off": False}[environment.choice(PDL_VARIABLE, "auto", "off")]
 
 
-def batch_invariant() -> bool:
-    """Whether every call keeps the contract of docs/invariance.md."""
+def batch_invariant(said: bool | None = None) -> bool:
+    """Whether a call keeps the contract of docs/invariance.md. said: its batch_invariant, if given."""
+    if said is not None:
+        return said
     return environment.choice(INVARIANT_VARIABLE, "auto", "on") == "on"
 
 
-def of_schedules() -> dict:
-    """The variables for every schedule's choices."""
-    if (
-        batch_invariant()
-    ):  # no row affects another one, by its maximum or by how many rows there are
+def check_batch_invariant(value) -> None:
+    """Raise TypeError unless batch_invariant has an accepted value."""
+    if not (value is None or value is True or value is False):
+        raise TypeError(
+            f"batch_invariant: {value!r}; accepted: True (the bits of a row depend on that row alone), False, or None: "
+            f"as {INVARIANT_VARIABLE} says (docs/invariance.md)"
+        )
+
+
+def of_schedules(invariant: bool | None = None) -> dict:
+    """The variables for every schedule's choices. invariant: the call's batch_invariant."""
+    if batch_invariant(
+        invariant
+    ):  # no row affects another one, by its maximum or by how many there are
         return _of_schedules() | {"maximum": "exact", "lone_tiles": False}
     return _of_schedules()
 

@@ -19,7 +19,6 @@ from cute_fa4 import masks
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.tensors import (
     check_is_tensor,
-    check_no_gradient,
     checked_scale,
 )
 from cute_fa4.integrations import context_parallel
@@ -39,6 +38,8 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    batch_invariant: bool | None = None,
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention with this package's kernel.
 
@@ -53,6 +54,7 @@ def scaled_dot_product_attention(
     is_causal   query i sees keys j <= i, also if seqlen_q and seqlen_k differ; not with attn_mask
     scale       positive; None: head_dim ** -0.5
     enable_gqa  heads_q may be a multiple of heads_kv. Without it they are equal, or heads_kv is 1
+    batch_invariant  as in flash_attn_func; torch's function has no such parameter
 
     Returns (..., heads_q, seqlen_q, head_dim_v), a transposed view. A query that sees no key, because attn_mask is
     False or -inf in its whole row, has output 0, as in torch 2.13 on a CPU.
@@ -67,8 +69,8 @@ def scaled_dot_product_attention(
     if context_parallel.has_rows_elsewhere(query):
         scale = checked_scale(scale, query.shape[-1])
         _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
-        mask = attn_mask, is_causal, scale
-        return context_parallel.attention(query, key, value, *mask, padded_depths)
+        choices = attn_mask, is_causal, scale, batch_invariant
+        return context_parallel.attention(query, key, value, *choices, padded_depths)
     context_parallel.refuse_own_rows_alone()
     query, key, value = autocast.cast(query, key, value)
     if attn_mask is not None and getattr(attn_mask, "dtype", None) is not torch.float32:
@@ -84,7 +86,8 @@ def scaled_dot_product_attention(
     options = options_of_mask(attn_mask, query, key.shape[2], batches)
     if is_causal:
         options["mask"], key, value = top_left_causal(query, key, value)
-    out = attention(query, key, value, softmax_scale=scale, **options)
+    options |= {"softmax_scale": scale, "batch_invariant": batch_invariant}
+    out = attention(query, key, value, **options)
     if batches is None:
         return out
     out = out.unflatten(0, batches) if len(batches) > 1 else out
@@ -143,7 +146,9 @@ def _broadcast_sizes(what: str, tensors: dict, sizes: list) -> tuple:
 
 def _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa) -> None:
     if dropout_p:
-        raise NotImplementedError(f"dropout_p: {dropout_p}: dropout is not built; accepted: 0.0")
+        raise NotImplementedError(
+            f"dropout_p: {dropout_p}: dropout is not supported; accepted: 0.0"
+        )
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal: True with attn_mask; accepted: one of them")
     if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
@@ -156,8 +161,10 @@ def _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa) -> N
 def attention(query, key, value, **options) -> torch.Tensor:
     """flash_attn_func of (batch, heads, seqlen, head_dim), any supported head dims; softmax_scale is required."""
     depth_v = value.shape[-1]
-    rows_first = [x.transpose(1, 2) for x in padded_depths(query, key, value)]
-    return flash_attn_func(*rows_first, **options).transpose(1, 2)[..., :depth_v]
+    q, k, v = (x.transpose(1, 2) for x in padded_depths(query, key, value))
+    out = flash_attn_func(q, k, v, **options)
+    assert isinstance(out, torch.Tensor)  # without return_lse
+    return out.transpose(1, 2)[..., :depth_v]
 
 
 def padded_depths(query, key, value) -> list[torch.Tensor]:
@@ -192,7 +199,6 @@ def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int, batches=None)
     if attn_mask is None:
         return {}
     check_is_tensor("attn_mask", attn_mask)
-    check_no_gradient({"attn_mask": attn_mask})
     if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise TypeError(
             f"attn_mask: dtype {attn_mask.dtype} with query {query.dtype}; accepted: torch.bool, torch.float32 "

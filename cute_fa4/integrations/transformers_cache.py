@@ -73,6 +73,10 @@ class Rows:
 class EightBitLayer(DynamicLayer):
     """The cache of a layer of a model."""
 
+    # Other layers have tensors.
+    keys: Rows | None  # type: ignore[assignment]
+    values: Rows | None  # type: ignore[assignment]
+
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self.held = 0
@@ -91,12 +95,17 @@ class EightBitLayer(DynamicLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        handed = (
-            self.keys.append(key_states, self.held),
-            self.values.append(value_states, self.held),
+        states = key_states, value_states
+        handed = tuple(
+            rows.append(new, self.held) for rows, new in zip(self._rows, states, strict=True)
         )
         self.held += key_states.shape[2]
-        return (key_states, value_states) if self.held == key_states.shape[2] else handed
+        return states if self.held == key_states.shape[2] else handed
+
+    @property
+    def _rows(self) -> tuple[Rows, ...]:
+        """Keys and values; none before the first update."""
+        return tuple(rows for rows in (self.keys, self.values) if rows is not None)
 
     def get_seq_length(self) -> int:
         return self.held
@@ -111,21 +120,20 @@ class EightBitLayer(DynamicLayer):
         self.held = min(self.held, max(kept, 0))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.is_initialized:
+        if self.keys is not None:
             each = torch.arange(self.keys.numbers.shape[0], device=self.device)
             self.batch_select_indices(each.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if self.is_initialized:
-            self.keys.of_sequences(indices)
-            self.values.of_sequences(indices)
+        for rows in self._rows:
+            rows.of_sequences(indices)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def offload(self):
         raise NotImplementedError(
-            "offload: not built for EightBitCache; accepted: offloading=False"
+            "offload: not supported for EightBitCache; accepted: offloading=False"
         )
 
     prefetch = offload

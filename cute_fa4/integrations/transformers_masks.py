@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -43,7 +44,7 @@ class Pattern:
     documents: torch.Tensor | None = None
 
     def to(self, device) -> Pattern:
-        moved = {
+        moved: dict[str, Any] = {
             name: x.to(device) for name, x in vars(self).items() if isinstance(x, torch.Tensor)
         }
         return replace(self, **moved)
@@ -54,7 +55,7 @@ class Pattern:
 
     def options(self) -> dict:
         """Options of flash_attn_varlen_func, for the first num_keys keys if that is an int."""
-        options = {"mask": self.mask, "key_limit": self.key_limit}
+        options: dict[str, Any] = {"mask": self.mask, "key_limit": self.key_limit}
         if isinstance(self.num_keys, torch.Tensor):
             options["seqused_k"] = self.num_keys
         if self.shown is not None:
@@ -80,6 +81,9 @@ class LazyMask(torch.Tensor):
 
     Most models pass masks through unchanged. Some slice or combine them, and get the materialized mask.
     """
+
+    pattern: Pattern
+    materialise: Callable[[], torch.Tensor]
 
     @staticmethod
     def of(shape, device, pattern: Pattern, materialise: Callable[[], torch.Tensor]) -> LazyMask:
@@ -140,11 +144,14 @@ def mask(
     function = causal_mask_function if mask_function is None else mask_function
 
     def materialise() -> torch.Tensor:
-        return sdpa_mask(
+        arguments: dict[str, Any] = dict(  # its annotations have no q_offset on the device
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
             kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
             allow_is_causal_skip=False, use_vmap=use_vmap, device=device,
         )  # fmt: skip
+        elements = sdpa_mask(**arguments)
+        assert elements is not None  # nothing may be skipped
+        return elements
 
     found = None
     if not torch.compiler.is_compiling():
@@ -156,7 +163,8 @@ def mask(
         return materialise()
     left, right, documents = found
     bounds = masks.window(left, right)
-    keys = q_length + q_offset - kv_offset  # the last has the last query's position
+    # The last has the last query's position.
+    keys: int | torch.Tensor | None = q_length + q_offset - kv_offset
     if bounds == masks.full() or (isinstance(keys, int) and keys == kv_length):
         keys = None
     elif right != 0 or (isinstance(keys, int) and keys > kv_length):
@@ -210,8 +218,8 @@ def recognised(
         remapped = _made_by(part, getattr(makers, "remap_positions_for_packed_sequence", None))
         if remapped and any(_made_by(p, makers.packed_sequence_mask_function) for p in parts):
             parts[i] = remapped["mask_function"]
-    found = [recognised(part, makers) for part in parts]
-    if None in found or sum(part[2] is not None for part in found) > 1:
+    found = [known for part in parts if (known := recognised(part, makers)) is not None]
+    if len(found) < len(parts) or sum(part[2] is not None for part in found) > 1:
         return None
     left, right, documents = (
         [x for x in side if x is not None] for side in zip(*found, strict=True)

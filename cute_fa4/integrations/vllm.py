@@ -6,7 +6,8 @@ vllm/vllm_flash_attn/flash_attn_interface.py   has the signatures (vllm-project/
 
 The backend's calls contain: q (tokens, heads_q, head_dim) and out of the same shape, k and v as
 kv_cache.unbind(0) of (2, num_blocks, block_size, heads_kv, head_dim) in NHD or HND memory, cu_seqlens_q, seqused_k and
-block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of vLLM is imported.
+block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of vLLM is imported. Under
+VLLM_BATCH_INVARIANT=1 each call has batch_invariant=True (integrations/invariance.py).
 
 vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache and get_mla_metadata for latent caches
 vllm/v1/attention/backends/mla/flashmla.py imports them from there, and calls them (vllm-project/vllm at 01b1d340)
@@ -27,6 +28,7 @@ from cute_fa4 import interface, mla
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
 from cute_fa4.dtypes import E4M3
+from cute_fa4.integrations.invariance import VLLM, asked_by
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 
@@ -108,8 +110,8 @@ def flash_attn_varlen_func(
         )
     return interface.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        seqused_k=seqused_k, page_table=block_table, num_splits=num_splits,
-        softmax_scale=softmax_scale, window_size=window_size,
+        seqused_k=seqused_k, page_table=block_table, num_splits=num_splits, batch_invariant=asked_by(VLLM),
+        softmax_scale=softmax_scale, window_size=window_size,  # type: ignore[arg-type]  # a list, like theirs
         softcap=softcap, learnable_sink=s_aux, return_lse=return_softmax_lse,
         **_of_output(q, v, out, output_scale), **_mask_of(causal, dynamic_causal, cu_seqlens_q),
         **_scales(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale),
@@ -142,11 +144,8 @@ def _mask_of(causal, dynamic_causal, cu_seqlens_q) -> dict:
 
 def _scales(q, k, **given) -> dict:
     """The scales of 8-bit tensors; the backend also passes scales of others, which must be 1."""
-    if _has_8_bits(q):
-        unread = ()
-    else:
-        unread = ("q_descale",) if _has_8_bits(k) else tuple(given)
-    for name in unread:
+    unread = ("q_descale",) if _has_8_bits(k) else tuple(given)
+    for name in () if _has_8_bits(q) else unread:
         _check_descale(name, given.pop(name))
     return given
 
@@ -197,7 +196,7 @@ def flash_attn_varlen_diff_headdims(
     return interface.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale=softmax_scale, causal=causal,
-        return_lse=return_softmax_lse,
+        return_lse=return_softmax_lse, batch_invariant=asked_by(VLLM),
         **given,
     )  # fmt: skip
 
@@ -271,7 +270,7 @@ def flash_mla_with_kvcache(
     return mla.flash_mla_with_kvcache(
         q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, None, softmax_scale, causal,
         is_fp8_kvcache, indices, attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length,
-        out=out,
+        out=out, batch_invariant=asked_by(VLLM),
     )  # fmt: skip
 
 
@@ -298,7 +297,7 @@ def flash_mla_with_kvcache_fp8(
     return mla.flash_mla_with_kvcache(
         q, k_cache, block_table, cache_seqlens, head_dim_v,
         softmax_scale=softmax_scale, causal=causal,
-        descale_q=descale_q, descale_k=descale_k,
+        descale_q=descale_q, descale_k=descale_k, batch_invariant=asked_by(VLLM),
     )  # fmt: skip
 
 

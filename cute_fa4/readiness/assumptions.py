@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_fa4.sm100.blueprint.claims import CLASSES
+from cute_fa4.sm100.blueprint.claims import CLASSES, class_claims
 
 TIGHT, LOOSE = 0.10, 0.50
 CONFIRMED, REFUTED, NOT_MEASURED = "confirmed", "refuted", "not measured"
@@ -129,13 +129,13 @@ def _of_constant(name: str, value: float | None) -> Verdict:
 
 def _of_class(name: str, speedups: dict) -> Verdict:
     mine = {what: factor for what, factor in speedups.items() if what.startswith(name)}
-    assumed = "claims are faster" if CLASSES[name] else "claims are slower"
+    assumed = "claims are faster" if class_claims(name) else "claims are slower"
     if not mine:
         return Verdict(f"claims: {name}", assumed, "nothing", NOT_MEASURED)
     product = 1.0
     for factor in mine.values():
         product *= factor
     mean = product ** (1 / len(mine))
-    holds = mean >= 1 - NOISE if CLASSES[name] else mean <= 1 + NOISE
+    holds = mean >= 1 - NOISE if class_claims(name) else mean <= 1 + NOISE
     text = ", ".join(f"{factor - 1:+.1%} ({what})" for what, factor in mine.items())
     return Verdict(f"claims: {name}", assumed, text, CONFIRMED if holds else REFUTED)

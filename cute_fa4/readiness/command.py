@@ -24,7 +24,7 @@ def run(device: str, path: str, stages: tuple[Stage, ...] = STAGES) -> int:
     context, target = Context(device), Path(path)
     if not target.parent.is_dir():
         raise ValueError(
-            f"--report {path}: {target.parent} is no directory; accepted: a file in one that exists"
+            f"--report {path}: {target.parent} is not a directory; accepted: a file in an existing one"
         )
     numbers = {stage.name: number for number, stage in enumerate(stages, 1)}
     by_name = {stage.name: stage for stage in stages}
@@ -39,4 +39,7 @@ def run(device: str, path: str, stages: tuple[Stage, ...] = STAGES) -> int:
     report.write(target, data)
     print("\n".join(line for line in data["head"][1:2] + data["head"][2 + len(stages) :]))
     print(f"report: {target}")
-    return int(any(outcome.status in runner.STOPPING for outcome in outcomes))
+    stopped = any(outcome.status in runner.STOPPING for outcome in outcomes)
+    if device == "cuda" and not stopped:
+        print("next: python -m cute_fa4 tune --out tuning.toml, the choices between kernels")
+    return int(stopped)

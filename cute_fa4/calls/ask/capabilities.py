@@ -23,6 +23,7 @@ import itertools
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from inspect import Parameter, signature
+from typing import Any
 
 import torch
 
@@ -36,7 +37,8 @@ from cute_fa4.calls.ask.questions import (
     function_of,
     refusal_and_families,
 )
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, unbuilt_parameters
+from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import OPERANDS
@@ -60,12 +62,11 @@ HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
 BUILT_PARAMETERS = frozenset(
     (
-        "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split workspace pack_gqa score_mod "
-        "mask_mod aux_tensors q_descale k_descale v_descale o_scale q_quantize"
+        "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split batch_invariant workspace "
+        "pack_gqa score_mod mask_mod aux_tensors q_descale k_descale v_descale o_scale k_block_scale v_block_scale "
+        "block_sparse_tensors q_quantize"
     ).split()
 )
-# Any value of these is a reason why a call does not run.
-UNBUILT_PARAMETERS = frozenset(signature(unbuilt_parameters).parameters)
 # The BUILT_PARAMETERS with which no call chooses CTA pairs by default.
 NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
 LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
@@ -90,9 +91,9 @@ class Capability:
     group: int
     return_lse: bool
     arch: str
-    runs: bool
-    reasons: tuple[str, ...]
-    devices: tuple[str, ...]
+    runs: bool = False
+    reasons: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     latent: bool = False
     pairs: bool = False
@@ -128,14 +129,16 @@ def capabilities(
 
     Lengths, page tables, rows of a cache and new rows ask about a call of flash_attn_with_kvcache, or, where there
     are only parameters of that, of flash_attn_varlen_func. The value of each is that of the call, or True for a
-    tensor that fits: capabilities(cache_seqlens=True, cache_leftpad=True, page_table=True, page_size=3). Tensors
-    count by shape, strides and dtype; their contents are not read. Further arguments of the call, with defaults:
+    tensor that fits: capabilities(cache_seqlens=True, cache_leftpad=True, page_table=True, page_size=3). So do lists
+    of key blocks: capabilities(block_sparse_tensors=True, seqlen_q=4096) has blocks of 256 queries and 128 keys.
+    Tensors count by shape, strides and dtype; their contents are not read. Further arguments, with defaults:
 
     heads_kv, batch     1, or as many sequences as the tensors say
     seqlen_q            queries of a sequence, and new rows where k and v are True: 1
     seqlen_k            keys for which a sequence has room in its cache: 4096
     page_size           keys of a page: 16
-    kv_dtype            of its cache, or of k and v: that of q; "e4m3" or "e5m2" under q of 16 bits
+    kv_dtype            of its cache, or of k and v: that of q; "e4m3", "e5m2" or "e2m1" (4 bits) under q of 16
+                        bits
 
     capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a separate
     tensor, which all heads share. With dtype="e4m3" and q_rope=True it asks whether these may have 16 bits.
@@ -151,40 +154,48 @@ def capabilities(
     TypeError for a parameter that the function does not have.
     """
     against = _against_gradients(parameters, latent, page_size, kv_dtype) if backward else []
-    sizes = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
-    sizes = {name: n for name, n in (sizes | {"page_size": page_size}).items() if n is not None}
+    given = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    given["page_size"] = page_size
+    sizes: dict[str, Any] = {name: n for name, n in given.items() if n is not None}
     if kv_dtype is not None:
-        kv_dtype = DTYPE_NAMES.get(kv_dtype, kv_dtype)
-        if kv_dtype not in DTYPE_NAMES.values():
-            raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(DTYPE_NAMES.values())}")
+        kv_dtype = KEY_DTYPE_NAMES.get(kv_dtype, kv_dtype)
+        if kv_dtype not in (accepted := KEY_DTYPE_NAMES.values()):
+            raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(accepted)}")
         sizes["kv_dtype"] = kv_dtype
     of_rows = bool(latent and parameters.pop("is_fp8_kvcache", False))
     call = None
-    if not latent and (sizes or OF_LENGTHS & set(parameters)):
+    listed = parameters.get("block_sparse_tensors") is not None
+    if not latent and (sizes or listed or OF_LENGTHS & set(parameters)):
         call, parameters = Question(Sizes(group, **sizes), parameters), {}
     elif sizes:
         raise TypeError(f"{next(iter(sizes))}: with latent=True; accepted: None")
-    unknown = sorted(set(parameters) - BUILT_PARAMETERS - UNBUILT_PARAMETERS - OPTIONS)
+    unknown = sorted(set(parameters) - BUILT_PARAMETERS - OPTIONS)
     if unknown:
         raise _no_parameter(unknown, "flash_mla_with_kvcache" if latent else "flash_attn_func")
-    unbuilt = UNBUILT_PARAMETERS & set(parameters)
-    shared_reasons = unbuilt_parameters(**{name: parameters[name] for name in unbuilt})
+    shared_reasons: list[str] = []
     splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
     try:
         check_split(*splits)
     except (TypeError, ValueError) as error:
         shared_reasons.append(str(error))
-    pack_gqa = bool(parameters.get("pack_gqa")) and packs_gqa(group)
+    invariant = parameters.get("batch_invariant")
+    policy.check_batch_invariant(invariant)
+    schedules = policy.of_schedules(invariant)
+    kernels = policy.of_kernels(invariant=invariant) | {
+        "pack_gqa": bool(parameters.get("pack_gqa")) and packs_gqa(group) or None,
+        "plain": all(parameters.get(name) is None for name in NOT_PAIRED),
+    }
     if latent:
         head_dim = LATENT_DEPTHS[0] if head_dim is None else head_dim
         head_dim_v = LATENT_DEPTHS[1] if head_dim_v is None else head_dim_v
     if compute_capability is not None:
         if arch is not None:
             raise TypeError("arch and compute_capability say the same thing: give one of them")
-        refusal = refusal_of_compute_capability(tuple(compute_capability))
+        major, minor = compute_capability
+        refusal = refusal_of_compute_capability((major, minor))
         if refusal:
             shared_reasons.append(refusal)
-        arch = ARCH_OF_COMPUTE_CAPABILITY.get(tuple(compute_capability), "none")
+        arch = ARCH_OF_COMPUTE_CAPABILITY.get((major, minor), "none")
     columns = (
         DTYPES if dtype is None else (DTYPE_NAMES.get(dtype, str(dtype)),),
         HEAD_DIMS if head_dim is None else (head_dim,),
@@ -192,15 +203,20 @@ def capabilities(
         (False, True) if return_lse is None else (return_lse,),
         ARCHS if arch is None else (arch,),
     )
+    common = _Common(tuple(shared_reasons), schedules, kernels, of_rows, call)
     rows = [
-        _capability(
-            *(name, d, d if head_dim_v is None else head_dim_v, mask, group, lse, a),
-            shared_reasons,
-            pack_gqa,
-            latent,
-            of_rows,
-            call,
-            plain=all(parameters.get(name) is None for name in NOT_PAIRED),
+        _answered(
+            Capability(
+                dtype=name,
+                head_dim=d,
+                head_dim_v=d if head_dim_v is None else head_dim_v,
+                causal=mask,
+                group=group,
+                return_lse=lse,
+                arch=a,
+                latent=latent,
+            ),
+            common,
         )
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
@@ -216,11 +232,11 @@ def _against_gradients(parameters: dict, latent: bool, page_size, kv_dtype) -> l
     given = parameters | {"latent": latent, "page_size": page_size, "kv_dtype": kv_dtype}
     off = [n for n, x in given.items() if not isinstance(x, torch.Tensor) and x in (None, False, 0)]
     found = [n for n in given if n not in _WITH_GRADIENTS and n not in off]
-    why = [f"{name}: {shown(given[name])}, and gradients are wanted" for name in found]
+    why = [f"{name}: {shown(given[name])}, with gradients requested" for name in found]
     mod = options.function_of("score_mod", given.get("score_mod"))
     if mod is not None and mod.without_slope:
         why.append(
-            f"score_mod: {mod.without_slope}, which has no derivative, and gradients are wanted"
+            f"score_mod: {mod.without_slope}, which has no derivative, with gradients requested"
         )
     return why
 
@@ -231,8 +247,7 @@ def _with_gradients(row: Capability, against: list[str]) -> Capability:
     reasons = (*row.reasons, *against, *(f"gradients: {why}" for why in config.refusals()))
     if not reasons:
         return row
-    off = dict(runs=False, devices=(), families=(), pairs=False)
-    return replace(row, reasons=reasons, **off)
+    return replace(row, reasons=reasons, runs=False, devices=(), families=(), pairs=False)
 
 
 @dataclass(frozen=True)
@@ -252,78 +267,74 @@ class Question:
 def _no_parameter(unknown: list[str], function: str) -> TypeError:
     """The message for a name that no call has."""
     near = get_close_matches(unknown[0], KNOWN, n=1)
-    text = f"{', '.join(unknown)}: no parameter of {function}"
+    text = f"{', '.join(unknown)}: not a parameter of {function}"
     remedy = f"; did you mean {near[0]}?" if near else ""
     return TypeError(f"{text}; accepted: {', '.join(KNOWN)}{remedy}")
 
 
-def _capability(
-    dtype,
-    head_dim,
-    head_dim_v,
-    causal,
-    group,
-    lse,
-    arch,
-    shared_reasons,
-    pack_gqa,
-    latent,
-    of_rows,
-    call,
-    plain,
-) -> Capability:
-    reasons, families = list(shared_reasons), None
+@dataclass(frozen=True)
+class _Common:
+    """The facts that all rows of a question have in common.
+
+    reasons    why no row runs
+    schedules  fields of configurations, from the environment
+    kernels    fields of which_kernel.Call
+    of_rows    rows of a latent cache include their scales
+    call       the call in question; None: of flash_attn_func, with any lengths
+    """
+
+    reasons: tuple[str, ...]
+    schedules: dict
+    kernels: dict
+    of_rows: bool
+    call: Question | None
+
+
+def _answered(row: Capability, common: _Common) -> Capability:
+    """The row with its answer. row: the columns that a question has."""
+    dtype, arch, call, kernels = row.dtype, row.arch, common.call, common.kernels
+    reasons = list(common.reasons)
+    families: tuple[str, ...] | None = None
     if dtype not in DTYPE_NAMES.values():
         accepted = " and ".join(DTYPE_NAMES.values())
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
     # The configuration checks the rest. If the row's own value is refused above, the configuration gets
     # an accepted one.
-    problem = policy.of_schedules() | dict(
+    problem = common.schedules | dict(
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        group=group,
-        causal=causal,
-        write_lse=lse,
+        head_dim=row.head_dim,
+        head_dim_v=row.head_dim_v,
+        group=row.group,
+        causal=row.causal,
+        write_lse=row.return_lse,
         arch=arch if arch in ARCHS else EMULATED_ARCH,
-        pack_gqa=pack_gqa or latent,
-        **(LATENT if latent else {}),
-        **(STORED if of_rows else {}),
+        pack_gqa=bool(kernels["pack_gqa"] or row.latent),
+        **(LATENT if row.latent else {}),
+        **(STORED if common.of_rows else {}),
     )
     if call is None:
         reasons += choose_config(**problem).refusals()
     elif dtype in TORCH_DTYPE and arch in ARCHS:
-        row = {"causal": causal, "return_lse": lse}
+        columns = {"causal": row.causal, "return_lse": row.return_lse}
+        depths = row.head_dim, row.head_dim_v
         refusal, families = refusal_and_families(
-            dtype, (head_dim, head_dim_v), call.sizes, arch, call.parameters | row
+            dtype, depths, call.sizes, arch, call.parameters | columns
         )
         reasons += [] if refusal is None else [refusal]
     if families is None and not reasons:
-        families = _families(problem, pack_gqa, plain)
-    if arch not in ARCHS and not shared_reasons:
+        families = _families(problem, kernels)
+    if arch not in ARCHS and not common.reasons:
         reasons.append(f"arch {arch} has no kernel; accepted: {' and '.join(ARCHS)}")
-    return Capability(
-        dtype=dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        causal=causal,
-        group=group,
-        return_lse=lse,
-        arch=arch,
-        runs=not reasons,
-        reasons=tuple(reasons),
-        devices=() if reasons else _devices(arch),
-        families=() if reasons else families,
-        pairs=not reasons and Pair.family in families,
-        latent=latent,
+    if reasons or families is None:
+        return replace(row, reasons=tuple(reasons))
+    return replace(
+        row, runs=True, devices=_devices(arch), families=families, pairs=Pair.family in families
     )
 
 
-def _families(problem: dict, pack_gqa: bool, plain: bool) -> tuple[str, ...]:
+def _families(problem: dict, kernels: dict) -> tuple[str, ...]:
     """For calls of a problem with any number of queries; over a latent cache with one query."""
-    of_call = policy.of_kernels() | {"pack_gqa": pack_gqa or None}
-    call = Call.of_choices(problem, **of_call)
-    call = replace(call, plain=plain)
+    call = Call.of_choices(problem, **kernels)
     asked = kernels_of(call, queries=(1,) if call.latent else QUERIES)
     found = {kernel.family for kernel in asked}
     return tuple(family for family in FAMILIES if family in found)
@@ -343,7 +354,6 @@ _COLUMNS = signature(capabilities).parameters.values()
 KNOWN = sorted(
     {each.name for each in _COLUMNS if each.kind is Parameter.KEYWORD_ONLY}
     | BUILT_PARAMETERS
-    | UNBUILT_PARAMETERS
     | OPTIONS
     | OF_LENGTHS
     | {"is_fp8_kvcache"}

@@ -8,8 +8,8 @@
     >>> refusal_and_families("bf16", (128, 128), sizes, "sm_100a", {"cache_seqlens": True, "k": True})
     ('k, v: one of them is None; accepted: both or neither', ())
 
-A tensor of a question counts by its shape, strides and dtype; True stands for one that fits the rest. What lengths and
-pages hold is not looked at, as it is not on CUDA.
+A question uses the shape, strides and dtype of a tensor; True stands for one that fits the rest. Contents of lengths
+and pages are not read, as on CUDA.
 """
 
 from __future__ import annotations
@@ -19,20 +19,27 @@ from dataclasses import dataclass
 
 import torch
 
+from cute_fa4.block_sparsity import DEFAULT_BLOCK_SIZE, BlockSparseTensors
 from cute_fa4.calls.append import (
     prepare_append_and_attention,
     refuse_unbuilt,
     with_lengths_of_cache,
     with_rows_of_cache,
 )
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, ROPE_SPAN
+from cute_fa4.calls.operands.blocks import taken
+from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
+from cute_fa4.calls.operands.rope_depths import ROPE_SPAN
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
+from cute_fa4.calls.queries import Asked, are_wide, heads_of, quantised_beside, stay_wide
 from cute_fa4.calls.request import asked_of
 from cute_fa4.compiler import policy
+from cute_fa4.dtypes import E4M3, row_of
 from cute_fa4.operands import (
     ALIASES,
     ARGUMENTS,
+    BLOCKS,
     LENGTHS,
     NAMES,
     OF_BATCH,
@@ -47,8 +54,9 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
 TORCH_DTYPE = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+KEY_TORCH_DTYPE = {name: dtype for dtype, name in KEY_DTYPE_NAMES.items()}
 _VARLEN, _APPEND = (tuple(ARGUMENTS[way].split()) for way in ("varlen", "append"))
-# Parameters that say where sequences are stored: those of only one function, and those of either.
+# Parameters that say where sequences are stored: of one function only, and of both.
 OF_CACHES = (
     *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
     *("rotary_cos", "rotary_sin", "qv"),
@@ -59,19 +67,20 @@ OF_VARLEN = (
     *NAMES[ROPE],
 )
 OF_LENGTHS = frozenset((*_VARLEN, *_APPEND, *OF_CACHES, ALIASES["page_table"])) - {
-    *("q", "*", "k_cache", "v_cache")
+    *("q", "*", "k_cache", "v_cache"),
+    *(*NAMES[BLOCKS], "block_size"),  # public functions have them in block_sparse_tensors
 }
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the tensors that a question does not give.
+    """Sizes and dtypes of the tensors that a question does not give.
 
-    batch      None: what the first tensor of lengths or pages says, else 1
+    batch      None: from the first tensor of lengths or pages, else 1
     seqlen_q   queries of a sequence, and new rows that are appended
-    seqlen_k   keys for which its cache has room
+    seqlen_k   keys that the cache of a sequence can hold
     page_size  keys of a page
-    kv_dtype   of k, v and caches, "e4m3" or "e5m2" under q of 16 bits; None: that of q
+    kv_dtype   of k, v and caches, "e4m3", "e5m2" or "e2m1" under q of 16 bits; None: that of q
     """
 
     group: int = 1
@@ -84,7 +93,7 @@ class Sizes:
 
 
 def function_of(names) -> str:
-    """The public function that has parameters of these names, which are some of OF_LENGTHS.
+    """The public function that has parameters of these names (a part of OF_LENGTHS).
 
     >>> function_of(["page_table", "cache_seqlens"]), function_of(["page_table", "seqused_k"])
     ('flash_attn_with_kvcache', 'flash_attn_varlen_func')
@@ -93,8 +102,8 @@ def function_of(names) -> str:
     others = [name for name in names if name in OF_VARLEN]
     if caches and others:
         raise TypeError(
-            f"{others[0]}: together with {caches[0]}; flash_attn_with_kvcache has no {', '.join(OF_VARLEN)}, and "
-            f"flash_attn_varlen_func no {', '.join(OF_CACHES)}"
+            f"{others[0]}: given with {caches[0]}; flash_attn_with_kvcache has no {', '.join(OF_VARLEN)}; "
+            f"flash_attn_varlen_func has no {', '.join(OF_CACHES)}"
         )
     return "flash_attn_with_kvcache" if caches else "flash_attn_varlen_func"
 
@@ -102,10 +111,10 @@ def function_of(names) -> str:
 def refusal_and_families(
     dtype: str, depths: tuple[int, int], sizes: Sizes, arch: str, given: dict
 ) -> tuple[str | None, tuple[str, ...]]:
-    """-> (what such a call raises or None, families of the attention kernels that it launches).
+    """-> (message of the error that such a call raises, or None; families of the attention kernels that it launches).
 
     depths  of q and k, of v
-    given   parameters of the public function by name; None is as if it were not there
+    given   parameters of the public function by name; None counts as not given
     """
     given = {name: value for name, value in given.items() if value is not None}
     ask = _with_cache if function_of(given).endswith("kvcache") else _varlen
@@ -116,15 +125,15 @@ def refusal_and_families(
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error), ()
     families = (c.schedule.family for c in configs if isinstance(c, FA4Config))
-    return None, tuple(dict.fromkeys(families))  # V of many columns has more than one launch
+    return None, tuple(dict.fromkeys(families))  # V with many columns takes more than one launch
 
 
 class _Tensors:
-    """Tensors of a call on the meta device: those of the question, and what they leave open."""
+    """Tensors of a call on the meta device: those of the question, and the missing ones."""
 
     def __init__(self, dtype: torch.dtype, depths: tuple[int, int], sizes: Sizes, given: dict):
         self.dtype, self.given, self.sizes = dtype, given, sizes
-        self.of_keys = dtype if sizes.kv_dtype is None else TORCH_DTYPE[sizes.kv_dtype]
+        self.of_keys = dtype if sizes.kv_dtype is None else KEY_TORCH_DTYPE[sizes.kv_dtype]
         self.depth_qk, self.depth_v = depths
         self.heads_q = sizes.group * sizes.heads_kv
         self.table = "page_table" if "page_table" in given else "block_table"
@@ -140,10 +149,12 @@ class _Tensors:
         return new.shape[0] if isinstance(new, torch.Tensor) and new.dim() == 4 else 1
 
     def of(self, name: str):
-        """The value of a parameter: a tensor for True, where it is one of sequences."""
+        """The value of a parameter; True becomes a tensor where the parameter is one."""
         value = self.given[name]
         if value is True and name in _OPEN:
             return _OPEN[name](self)
+        if name == "block_sparse_tensors":
+            return BlockSparseTensors._make(map(_without_data, BlockSparseTensors.of(value)))
         return _without_data(value)
 
     def empty(self, *shape, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -178,24 +189,43 @@ class _Tensors:
 
     @property
     def of_rope(self) -> torch.dtype:
-        """Of k_rope and q_rope that the question leaves open: that of q, or bf16 beside q of 8 bits with q_rope."""
+        """The dtype of k_rope and q_rope if the question has none: that of q, or bf16 for q of 8 bits with q_rope."""
         return OUT_OF[self.dtype] if "q_rope" in self.given else self.dtype
 
-    def keys(self, depth: int) -> torch.Tensor:
-        """K or V, dense, packed or a cache."""
+    def keys(self, depth: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """K or V, dense, packed or a cache; dtype: of scales of their blocks, one for so many numbers as `depth`."""
+        if dtype is None:
+            dtype, depth = self.of_keys, depth // self.in_element
         if self.table not in self.given:
             of_rows = "cu_seqlens_k", self.sizes.seqlen_k, self.sizes.heads_kv, depth
-            return self._rows(*of_rows, self.of_keys)
+            return self._rows(*of_rows, dtype)
         page, heads = self.sizes.page_size, self.sizes.heads_kv
         if self.given.get("kv_layout") == "HND":
             page, heads = heads, page
-        return self.empty(self.batch * self.pages(), page, heads, depth, dtype=self.of_keys)
+        return self.empty(self.batch * self.pages(), page, heads, depth, dtype=dtype)
+
+    @property
+    def in_element(self) -> int:
+        """Numbers of k and v that share an element."""
+        return row_of(self.sizes.kv_dtype).in_byte
+
+    def block_scales(self) -> dict[str, torch.Tensor]:
+        """Scales of the blocks of a cache that always has them, unless the question has them."""
+        if self.in_element == 1:
+            return {}
+        depths = {"k_block_scale": self.depth_qk, "v_block_scale": self.depth_v}
+        block = row_of(self.sizes.kv_dtype).block
+        return {
+            name: self.keys(depth // block, E4M3.torch)
+            for name, depth in depths.items()
+            if name not in self.given
+        }
 
     def new_rows(self, depth: int) -> torch.Tensor:
         return self._rows("cu_seqlens_k_new", self.sizes.seqlen_q, self.sizes.heads_kv, depth)
 
     def pages(self) -> int:
-        """Of a sequence; pages of no keys are refused, whatever there is of them."""
+        """Pages of a sequence. Pages of 0 keys are refused later."""
         page = self.sizes.page_size
         return -(-self.sizes.seqlen_k // page) if page > 0 else 1
 
@@ -204,11 +234,27 @@ class _Tensors:
             return self.empty(self.batch * seqlen, heads, depth, dtype=dtype)
         return self.empty(self.batch, seqlen, heads, depth, dtype=dtype)
 
+    def lists(self) -> BlockSparseTensors:
+        """Lists of partial and full blocks; those of packed queries are packed."""
+        queries, keys = DEFAULT_BLOCK_SIZE
+        of_queries = -(-self.sizes.seqlen_q // queries)
+        of_keys = max(1, -(-self.sizes.seqlen_k // keys))
+        if OFFSETS_OF_QUERIES not in self.given:
+            blocks = self.batch, self.heads_q, of_queries
+            each = self.numbers(*blocks), self.numbers(*blocks, of_keys)
+            return BlockSparseTensors(*each, *each)
+        rows = self.batch * of_queries
+        each = self.numbers(self.heads_q, rows), self.numbers(self.heads_q, rows * of_keys)
+        first, begins = (self.numbers(self.batch + 1) for _ in range(2))
+        return BlockSparseTensors(
+            *each, *each, cu_total_m_blocks=first, cu_block_idx_offsets=begins
+        )
+
     def numbers(self, *shape) -> torch.Tensor:
         return self.empty(*shape, dtype=torch.int32)
 
 
-# Axes of the index tensors, by each name that a parameter has.
+# Axes of the index tensors, by each name of their parameters.
 _AXES = {
     name: row.axes
     for row in OPERANDS.values()
@@ -229,6 +275,7 @@ _OPEN: dict[str, Callable] = {
     **{name: _numbers(axes) for name, axes in _AXES.items()},
     "k_rope": lambda tensors: tensors.rope(),
     "q_rope": lambda tensors: tensors.q_rope(),
+    "block_sparse_tensors": lambda tensors: tensors.lists(),
     "k": lambda tensors: tensors.new_rows(tensors.depth_qk),
     "v": lambda tensors: tensors.new_rows(tensors.depth_v),
     **{
@@ -246,18 +293,18 @@ def _without_data(value):
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-# Options that both functions have, with their defaults; a launch refuses a workspace.
+# Options of both functions, with their defaults.
 _DEFAULTS = dict(
     softmax_scale=None, causal=False, window_size=(None, None), mask=None, learnable_sink=None, s_aux=None,
     softcap=0.0, max_seqlen_q=None, max_seqlen_k=None, num_splits=1, tokens_per_split=None, workspace=None,
-    pack_gqa=None, score_mod=None, mask_mod=None, aux_tensors=None, block_sparse_tensors=None, kv_layout="NHD",
-    seqused_k_excludes_new=False, return_lse=False, **dict.fromkeys(NAMES[SCALES]), q_quantize=None,
+    batch_invariant=None, pack_gqa=None, score_mod=None, mask_mod=None, aux_tensors=None, block_sparse_tensors=None,
+    kv_layout="NHD", seqused_k_excludes_new=False, return_lse=False, **dict.fromkeys(NAMES[SCALES]), q_quantize=None,
 )  # fmt: skip
 OPTIONS = frozenset(_DEFAULTS)
 
 
 def _with_defaults(given: dict) -> dict:
-    """The arguments of a call, those with two names under the first of them."""
+    """The arguments of a call, with aliases resolved."""
     given = _DEFAULTS | given
     policy.check_quantize(given["q_quantize"])
     for name, alias in reversed(ALIASES.items()):
@@ -266,11 +313,11 @@ def _with_defaults(given: dict) -> dict:
 
 
 def _with_queries(given: dict, k: str, v: str) -> dict:
-    """The same as the public functions pass it on: q of 16 bits over k of 8 may be quantised. k, v: names of keys."""
+    """Arguments as the public functions pass them on: q of 16 bits over k of 8 may be quantised. k, v: their names."""
     q, keys = given["q"], given[k]
     if not are_wide(q, keys):
         return given
-    heads = keys.shape[-3 if given["kv_layout"] == "HND" and keys.dim() > 3 else -2]
+    heads = heads_of(keys, given["kv_layout"] == "HND" and keys.dim() > 3)
     if stay_wide(q, Asked.of(heads, given), given.get("k_rope")):
         return given
     names = "q", "q_rope", "q_descale", "out"
@@ -280,7 +327,9 @@ def _with_queries(given: dict, k: str, v: str) -> dict:
 
 
 def _varlen(tensors: _Tensors, given: dict):
-    given = _with_defaults(given)
+    given = _with_defaults(given | tensors.block_scales())
+    if given["block_sparse_tensors"] is not None:
+        given |= taken(given["block_sparse_tensors"])
     depth_k = tensors.depth_qk - tensors.rope_depth
     given |= {"q": tensors.q(), "k": tensors.keys(depth_k), "v": tensors.keys(tensors.depth_v)}
     given = _with_queries(given, "k", "v")
@@ -289,7 +338,8 @@ def _varlen(tensors: _Tensors, given: dict):
 
 def _with_cache(tensors: _Tensors, given: dict):
     refuse_unbuilt(**{name: given.get(name) for name in ("rotary_cos", "rotary_sin", "qv")})
-    given = _with_defaults(given)
+    check_neutral(block_sparse_tensors=given.get("block_sparse_tensors"))
+    given = _with_defaults(given | tensors.block_scales())
     caches = {"k_cache": tensors.keys(tensors.depth_qk), "v_cache": tensors.keys(tensors.depth_v)}
     given |= {"q": tensors.q(), **caches}
     call = with_lengths_of_cache(with_rows_of_cache(tensors_of(given, cached=True)))

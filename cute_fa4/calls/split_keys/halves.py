@@ -14,6 +14,7 @@ columns each are tensor memory. S of 256 columns of 8 bits costs the tensor core
 
 from __future__ import annotations
 
+from cute_fa4.calls.operands.four_bits import BYTES
 from cute_fa4.calls.operands.tensors import FP8
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.operands import ROWS, CallTensors
@@ -22,7 +23,7 @@ from cute_fa4.sm100.choose.choose_config import columns_of_v
 
 def comes_in_halves(v) -> bool:
     """Whether v has more columns than a kernel."""
-    return columns_of_v(v.shape[-1], v.dtype in FP8) < v.shape[-1]
+    return v.dtype is not BYTES and columns_of_v(v.shape[-1], v.dtype in FP8) < v.shape[-1]
 
 
 def half_of(x, first: bool):

@@ -9,7 +9,8 @@
     tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
                                     batch, and how long the others are, changes no bit of its result
 
-Under CUTE_FA4_BATCH_INVARIANT=on the parts have tokens_per_split or else INVARIANT_TOKENS keys, whatever num_splits is.
+With batch_invariant=True, or under CUTE_FA4_BATCH_INVARIANT=on, the parts have tokens_per_split or else
+INVARIANT_TOKENS keys, whatever num_splits is.
 
 Which keys a part takes follows from the lengths on the device (sm100/work/split.py, shared_order.py): no plan, no
 metadata tensor, no synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still
@@ -31,24 +32,14 @@ from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys import workspace
 from cute_fa4.compiler import policy
 from cute_fa4.operands import LENGTHS_OF_QUERIES, CallTensors, fields
+from cute_fa4.sm100.blueprint import choices, tuning
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 from cute_fa4.sm100.choose.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
 from cute_fa4.system.clusters import most_clusters
 
 MAX_SPLITS = 1024
-INVARIANT_TOKENS = (
-    4096  # keys of a part, under CUTE_FA4_BATCH_INVARIANT=on, of calls without tokens_per_split
-)
+INVARIANT_TOKENS = 4096  # keys of a part, of batch-invariant calls without tokens_per_split
 MAX_PARTIAL_ROWS = (1 << 31) - 1
-LEAST_SPLIT_KEYS = 512  # per sequence, if its parts are merged by a launch: docs/decisions/0010
-MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
-MERGED_ALIKE = 16  # parts that a launch merges as fast as two
-LEAST_SHARED_TILES = 1  # per CTA, in stream-K split: docs/decisions/0010
-DECODE_BLOCKS = 4  # query blocks of a head that still count as decode, if they leave SMs idle
-# Fraction of the SMs that clusters fill -> most key tiles per CTA. If few SMs read, memory has bandwidth left, and
-# more SMs would finish sooner. If all SMs read, lengths may differ, and the launch waits for the longest sequence.
-CLUSTER_TILES = ((1 / 4, 4), (1 / 2, 8), (1, 16))
-ALONE_TILES = 8  # minimum key tiles of a CTA with its own block before a second launch pays
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
 _of_queries = fields(LENGTHS_OF_QUERIES)
@@ -161,8 +152,10 @@ def _wanted(
     q, k, where: Where, options: Options, config, partial: bool
 ) -> Split | Shared | Clustered | None:
     num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
+    if options.blocks is not None:
+        return None
     keys = most_keys(k, where)
-    if policy.batch_invariant():
+    if policy.batch_invariant(options.batch_invariant):
         tokens_per_split = tokens_per_split or INVARIANT_TOKENS
         if keys <= tokens_per_split:
             return None  # a part alone is not merged, and has the same bits
@@ -184,29 +177,32 @@ def _wanted(
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
     sms = num_sms(q.device)
     if may_cluster(config, partial):
-        parts = cluster_parts(blocks, seen, sms, q.device)
-        if parts is not None:
-            return Clustered(parts) if parts > 1 else None
-    if may_share(config) and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
+        ctas = cluster_parts(blocks, seen, sms, q.device)
+        if ctas is not None:
+            return Clustered(ctas) if ctas > 1 else None
+    most = tuning.choose("decode_blocks")
+    if may_share(config) and (per_head == 1 or (per_head <= most and blocks < sms)):
         # As the kernel counts: a max_seqlen_k that is too small cuts nothing there.
         counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
         return _shared(q, where, config, blocks, seen, counted)
-    parts = even_parts(sms // max(blocks, 1), seen)
+    parts = tuning.choose("parts", blocks=blocks, keys=seen, sms=sms)
+    if parts == choices.RULE:
+        parts = even_parts(sms // max(blocks, 1), seen)
     return Split(parts) if parts > 1 else None
 
 
 def even_parts(most: int, seen: int) -> int:
     """Parts of a sequence of `seen` keys, of which `most` fit the chip.
 
-    With n tiles in p parts, n / p tiles and the merge of p parts take least time at p = sqrt(n * MERGED_A_TILE).
+    With n tiles in p parts, n / p tiles and the merge of p parts take least time at p = sqrt(n * merged_a_tile).
 
     >>> [even_parts(148, keys) for keys in (511, 512, 1024, 4096, 32768, 1 << 20)]
     [1, 4, 8, 17, 50, 148]
     """
-    if seen < LEAST_SPLIT_KEYS:
+    if seen < tuning.choose("split_least_keys"):
         return 1
     tiles = seen // KEYS_PER_TILE
-    return min(most, tiles, isqrt(tiles * MERGED_A_TILE))
+    return min(most, tiles, isqrt(tiles * tuning.choose("merged_a_tile")))
 
 
 _EMULATED = torch.device("cpu")
@@ -227,13 +223,19 @@ def cluster_parts(blocks: int, seen: int, sms: int, device: torch.device = _EMUL
     """
     if blocks > sms:
         return None
+    chosen = tuning.choose("cluster_parts", blocks=blocks, keys=seen, sms=sms)
+    if chosen != choices.RULE:
+        runs = chosen <= 1 or blocks <= most_clusters(device, chosen, sms)
+        return chosen if chosen and runs else None
     tiles = -(-seen // KEYS_PER_TILE)
     larger = [parts for parts in CLUSTER_PARTS if parts > 1]
     fitting = [1] + [parts for parts in larger if blocks <= most_clusters(device, parts, sms)]
     parts = next((parts for parts in fitting if parts >= tiles), fitting[-1])
-    most = next(most for share, most in CLUSTER_TILES if blocks * parts <= share * sms)
+    # Few SMs that read leave memory bandwidth for more; if all do, the launch waits for the longest sequence.
+    steps = tuning.choose("cluster_tiles")
+    most = next(most for share, most in steps if blocks * parts <= share * sms)
     if parts == 1:  # it merges nothing
-        most = max(most, ALONE_TILES)
+        most = max(most, tuning.choose("alone_tiles"))
     return parts if tiles <= parts * most else None
 
 
@@ -243,7 +245,7 @@ def shared_parts(tiles: int) -> int:
     >>> [shared_parts(tiles) for tiles in (4, 17, 65, 129)]
     [16, 16, 25, 35]
     """
-    return max(MERGED_ALIKE, isqrt(tiles * MERGED_A_TILE))
+    return max(tuning.choose("merged_alike"), isqrt(tiles * tuning.choose("merged_a_tile")))
 
 
 def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:
@@ -251,8 +253,11 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
 
     seen, counted: keys that the queries of a sequence see: as the caller states, and the upper bound.
     """
-    least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
-    if seen < LEAST_SPLIT_KEYS or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
+    least, tiles = tuning.choose("shared_least_tiles"), -(-seen // KEYS_PER_TILE) + 1
+    if (
+        seen < tuning.choose("split_least_keys")
+        or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES
+    ):
         return None
     most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
     ctas = min(most, -(-blocks * tiles // least))

@@ -18,6 +18,7 @@ from math import prod
 import torch
 
 from cute_fa4.calls.operands.apart import check_apart, named_aux
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.tensors import check_is_tensor
 
 F32_BYTES = 4  # of every element, also of int32
@@ -29,7 +30,7 @@ _given = threading.local()  # .piece: the caller's own, while its call runs
 def partial_results(q: torch.Tensor, v: torch.Tensor, parts: int) -> list[torch.Tensor]:
     """[partial O, partial log-sum-exp], float32, not initialised; shapes as SM100Kernel.__call__ has them."""
     *rows, heads, _ = q.shape
-    of_o = parts * rows[0], *rows[1:], heads, v.shape[-1]
+    of_o = parts * rows[0], *rows[1:], heads, columns_of(v)
     of_lse = parts, *rows[:-1], heads, rows[-1]
     return _tensors(q.device, (of_o, torch.float32), (of_lse, torch.float32))
 
@@ -39,7 +40,7 @@ def slots(
 ) -> list[torch.Tensor]:
     """[partial O, its log-sum-exp, slots of each block] of shared keys, likewise; see work/shared_order.py."""
     return _tensors(
-        q.device, *_of_slots(q.dim() == 4, number, positions, heads, blocks, v.shape[-1])
+        q.device, *_of_slots(q.dim() == 4, number, positions, heads, blocks, columns_of(v))
     )
 
 

@@ -17,6 +17,7 @@ from cute_fa4.integrations.flashinfer.words import (
     sink_of,
     window_of,
 )
+from cute_fa4.integrations.invariance import SGLANG, VLLM, asked_by
 from cute_fa4.system.messages import shown
 
 PACKED = ("tokens", "heads", "head_dim")
@@ -88,7 +89,7 @@ def trtllm_batch_decode_with_kv_cache(
     )  # fmt: skip
     if o_scale not in (None, 1.0):
         raise NotImplementedError(
-            f"o_scale: {shown(o_scale)}; accepted: 1.0; a part of bmm2_scale does it"
+            f"o_scale: {shown(o_scale)}; accepted: 1.0; multiply bmm2_scale instead"
         )
     check_is_tensor("query", query)
     check_rank("query", query, PACKED)
@@ -178,9 +179,12 @@ def _attend(given, scales, sinks, outs, lses, queries: int | None, options: dict
     check_layout(kv_layout)
     k, v = caches_of("kv_cache", kv_cache)
     table = check_table(block_tables, shared)
-    options = options | scales_of(query, k, *scales, SCALES) | {"learnable_sink": sink_of(sinks)}
+    of_scores, of_values = scales
+    options = options | scales_of(query, k, of_scores, of_values, SCALES)
+    options["learnable_sink"] = sink_of(sinks)
     where = table, as_int32("seq_lens", seq_lens), kv_layout
-    out = out_of(*outs, query, v.shape[-1])
+    out, out_dtype = outs
+    out = out_of(out, out_dtype, query, v.shape[-1])
     return asked(attend_pages, NAMES, query, (k, v), where, queries, lses, out=out, **options)
 
 
@@ -197,12 +201,12 @@ def attend_pages(q, caches, where, queries: int | None, lses, *, out, **options)
     results = interface.flash_attn_varlen_func(
         of_requests(q, queries), *caches, page_table=table, seqused_k=lengths, kv_layout=layout,
         out=None if out is None else of_requests(out, queries), return_lse=wanted,
-        **{"num_splits": 0} | options,
+        batch_invariant=asked_by(VLLM, SGLANG), **{"num_splits": 0} | options,
     )  # fmt: skip
-    found, lse = results if wanted else (results, None)
+    found, lse = results if isinstance(results, tuple) else (results, None)
     if out is None:
         out = found.reshape(*q.shape[:-1], found.shape[-1])
-    if not wanted:
+    if lse is None:
         return out
     of_tokens = base_2(lse, into)  # for requests of equal length: (batch, tokens, heads)
     return (out, of_tokens.flatten(0, -2) if into is None else into) if returned else out

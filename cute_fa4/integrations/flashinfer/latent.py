@@ -12,6 +12,7 @@ from cute_fa4 import mla
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_rank
 from cute_fa4.integrations.flashinfer.words import as_int32, asked, base_2, one_number, sink_of
+from cute_fa4.integrations.invariance import SGLANG, VLLM, asked_by
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import shown
 
@@ -105,6 +106,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
         where = _table(block_tables, uses_shared_paged_kv_idx), as_int32("seq_lens", seq_lens)
         options["causal"] = True
     cache = _of_four_dimensions(kv_cache)
+    options["batch_invariant"] = asked_by(VLLM, SGLANG)
     out, found = asked(
         mla.flash_mla_with_kvcache, NAMES, query, cache, *where, LATENT, out=out, **options
     )

@@ -235,7 +235,7 @@ def check_run(args: tuple, kv_cache_sf, skip_softmax, enable_pdl) -> None:
     """Refuse arguments that run does not support."""
     if args:
         raise NotImplementedError(
-            f"run: {len(args)} further arguments by position, for a kernel of the caller's; accepted: none"
+            f"run: {len(args)} further arguments by position, for a kernel of the caller; accepted: none"
         )
     check_neutral(
         kv_cache_sf=kv_cache_sf,

@@ -24,6 +24,7 @@ from cute_fa4.integrations.flashinfer.words import (
     out_of,
     window_of,
 )
+from cute_fa4.integrations.invariance import SGLANG, VLLM, asked_by
 
 
 class _Queries(Wrapper):
@@ -287,7 +288,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
         check_run(args, kv_cache_sf, None, enable_pdl)
         if o_scale not in (None, 1.0):
             raise NotImplementedError(
-                f"o_scale: {o_scale}; accepted: 1.0; a part of v_scale does it"
+                f"o_scale: {o_scale}; accepted: 1.0; multiply v_scale instead"
             )
         plan = self._planned(q, k)
         wanted = return_lse or lse is not None
@@ -295,6 +296,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
             interface.flash_attn_varlen_func, NAMES,
             q, k, v, plan.offsets, plan.key_offsets, plan.max_queries, window_size=window_of(*plan.window),
             out=out_of(out, plan.dtypes[2], q, v.shape[-1]), return_lse=wanted,
+            batch_invariant=asked_by(VLLM, SGLANG),
             **scaled(plan, q, k, q_scale, k_scale, v_scale), **plan.options,
         )  # fmt: skip
         if not wanted:

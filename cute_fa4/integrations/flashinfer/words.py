@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -62,7 +63,7 @@ def scales_of(q, k, of_scores, of_values, names: tuple[str, str]) -> dict:
     A number becomes the softmax scale. A tensor (one float32 on the device, without synchronization) becomes the
     scale of an 8-bit q, or of 8-bit keys. names: of the two arguments, for errors.
     """
-    scales = {}
+    scales: dict[str, Any] = {}
     if isinstance(of_scores, torch.Tensor):
         if not _has_8_bits(k):
             raise NotImplementedError(_tensor_with_16_bits(names[0]))
@@ -127,7 +128,8 @@ def base_2(lse: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
 
 def window_of(window_left, window_right) -> tuple[int | None, int | None]:
     """-1: open."""
-    return tuple(None if side is None or side < 0 else side for side in (window_left, window_right))
+    left, right = (None if x is None or x < 0 else x for x in (window_left, window_right))
+    return left, right
 
 
 def check_table(block_tables, uses_shared_paged_kv_idx) -> torch.Tensor:

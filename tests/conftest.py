@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.suite import turns
 from tests.suite.collector import CollectorPlugin
+from tests.suite.cores import one_thread
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
 from tests.suite.since import SincePlugin
@@ -47,6 +48,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    one_thread()
     config.pluginmanager.register(CostsPlugin())
     config.pluginmanager.register(CollectorPlugin())
     if config.getoption("--turn") is None:
@@ -63,6 +65,10 @@ def pytest_configure(config):
         raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}; accepted: 1 or more")
     if config.getoption("--gpu") and not torch.cuda.is_available():
         raise pytest.UsageError("--gpu: torch finds no CUDA device; run without --gpu")
+
+
+def pytest_report_header():
+    return turns.header()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -47,7 +47,7 @@ def test_the_schedule_is_printed_from_the_code(arguments):
 
 
 def test_the_schedule_of_a_refused_configuration_is_the_refusal():
-    with pytest.raises(AssertionError, match="qk_depth=52 is not built yet"):
+    with pytest.raises(AssertionError, match="qk_depth=52 is not supported"):
         run("examples/02_read_the_schedule.py", "--head-dim", "52")
 
 
@@ -203,3 +203,10 @@ def test_the_kernel_to_debug_is_right_or_told_the_cause(bug, kind, cause):
     output = run("examples/13_debug_a_tcgen05_kernel.py", "--depth", "256", *options)
     assert output.startswith(kind)
     assert re.search(cause, output)
+
+
+def test_cubes_of_a_video_see_the_cubes_around_them():
+    """Four cubes along the frames and two along the rows: 10 of 16 pairs of the former are neighbours."""
+    output = run("examples/14_video_block_mask.py")
+    assert "1024 tokens in 8 cubes, 62% of the blocks are seen" in output
+    assert "largest error against float64" in output

@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from cute_fa4 import EmulatorWarning, compile_cache, flash_attn_func, masks
 from cute_fa4 import masks as kinds
 from cute_fa4.calls import launch
-from cute_fa4.calls.operands.strides import with_plain_strides
+from cute_fa4.calls.operands.memory import may_overlap, overlaps_itself, with_plain_strides
 from cute_fa4.calls.operands.tensors import (
     MAX_CTAS,
     MAX_SEQLEN,
     check,
-    may_overlap,
-    overlaps_itself,
 )
 from cute_fa4.calls.options import resolve
 from cute_fa4.compiler import compiler
@@ -200,7 +198,7 @@ REFUSED = {
     "negative soft cap": (dict(softcap=-1.0), ValueError, "softcap: -1.0; accepted: 0 (off)"),
     "soft cap True": (dict(softcap=True), TypeError, "softcap: a bool"),
     "pack_gqa 3": (dict(pack_gqa=3), TypeError, "pack_gqa: 3; accepted: None"),
-    "score_mod 3": (dict(score_mod=3), TypeError, "score_mod: 3 is no function; accepted:"),
+    "score_mod 3": (dict(score_mod=3), TypeError, "score_mod: 3 is not a function; accepted:"),
     "a tensor as aux_tensors": (
         dict(aux_tensors=Q, score_mod=lambda s, *_: s),
         TypeError,
@@ -254,15 +252,6 @@ def test_stride_beyond_the_range_of_tma():
         check(huge, huge[:, :, :1], huge[:, :, :1], None)
 
 
-NOT_BUILT = {"block_sparse_tensors": (None, None)}
-
-
-@pytest.mark.parametrize("name, value", NOT_BUILT.items(), ids=NOT_BUILT.keys())
-def test_what_is_not_built_raises_and_names_the_parameter(name, value):
-    with pytest.raises(NotImplementedError, match=f"^{name}.*not built; accepted:"):
-        flash_attn_func(Q, K, V, **{name: value})
-
-
 def test_off_has_every_spelling_that_callers_use():
     for window in (None, [-1, -1], *itertools.product((None, -1), repeat=2)):
         assert resolve_mask(False, window, None) == masks.full()
@@ -291,9 +280,9 @@ def test_the_parameters_have_the_names_of_flash_attn_4():
     parameters = inspect.signature(flash_attn_func).parameters
     ours = [
         *("mask", "key_limit"),  # behind window_size, which they complete
-        *("tokens_per_split", "workspace"),  # behind num_splits
+        *("tokens_per_split", "batch_invariant", "workspace"),  # behind num_splits
         *("k_rope", "q_rope", "k_rope_descale"),
-        *("q_descale", "k_descale", "v_descale", "o_scale"),  # private there
+        *("q_descale", "k_descale", "v_descale", "o_scale", "k_block_scale", "v_block_scale"),
         "q_quantize",  # 16-bit queries over 8-bit keys, which it does not take
         "out",
     ]

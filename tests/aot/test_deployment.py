@@ -66,7 +66,7 @@ def test_info_names_versions_and_the_cache(capsys):
 def test_capabilities_says_why_not(capsys):
     assert command_line.main(["capabilities", "--dtype", "e4m3", "--head-dim", "136"]) == 0
     said = capsys.readouterr().out
-    assert "no: qk_depth=136 is not built yet: use a multiple of 16 up to 256" in said
+    assert "no: qk_depth=136 is not supported: use a multiple of 16 up to 256" in said
     assert "BN=" not in said  # of a tile that there is not
 
 

@@ -6,10 +6,14 @@ import re
 
 import pytest
 
+from tests.launch_arguments import AFTER_SCALE
+
 from .conftest import PLAIN, python
 
 # The kernel of PLAIN as the public functions would call it; CPU tensors claim to be CUDA tensors.
-SETUP = """
+SETUP = (
+    f"AFTER_SCALE = {AFTER_SCALE}"
+    + """
 import sys
 import torch
 from cute_fa4 import aot, compile_cache
@@ -20,8 +24,9 @@ q = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 k = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 def call(q=q, k=k, v=k, out=q, lse=None, convert=as_cuda):
     tensors = [convert(t) for t in (q, k, v, out)]
-    function(*tensors, lse, 0.125, *[None] * 6, 0, *[None] * 7)
+    function(*tensors, lse, 0.125, *AFTER_SCALE)
 """
+)
 
 
 # Every case of one process: starting one takes longer than all of them. The driver reads its settings at each call.
@@ -119,7 +124,7 @@ def test_gpu_of_another_architecture(results, capability):
         ("misaligned", "align", "mQ"),
         ("stride", "stride", "mQ"),
         ("lse", "None", "mLSE"),
-        ("count", "Expects 20 parameters", "mQ: Tensor"),
+        ("count", f"Expects {6 + len(AFTER_SCALE)} parameters", "mQ: Tensor"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name_before_any_driver_call(results, case, what, parameter):

@@ -51,10 +51,12 @@ VARIED = [
     choose_config(qkv_dtype="fp16", head_dim=128, o_dtype="e4m3", descales="o"),
     CombineConfig("e4m3", 128),
     BackwardConfig("fp16", 64, 128, packed=True, used=True, mask=masks.Window(True, False), dlse=True, arch="sm_103a"),
+    BackwardConfig("bf16", 64, 64, dlse=True, in_float32=True, listed=True),
     BackwardConfig(
         "bf16", 64, 64, mask=masks.Causal(), mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3),),
         score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     ),
+    BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
 ]  # fmt: skip
 
 
@@ -191,7 +193,7 @@ def test_values_of_the_wrong_type_are_refused_by_name(said, message, tmp_path):
 def test_single_brackets_are_refused(tmp_path):
     path = tmp_path / "set.toml"
     path.write_text("[model]\nhead_dim = 64\n")
-    with pytest.raises(ExportError, match=r"no list of tables; accepted: \[\[model\]\]"):
+    with pytest.raises(ExportError, match=r"not a list of tables; accepted: \[\[model\]\]"):
         read_catalogue(path)
 
 

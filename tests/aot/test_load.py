@@ -17,10 +17,12 @@ from cute_fa4.emulator.host.driver_api import DEFAULT
 from cute_fa4.operands import CallTensors
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 from cute_fa4.sm100.backward.config import BackwardConfig
+from tests.launch_arguments import AFTER_SCALE
 
 from .conftest import EXPORTED, PLAIN, python
 
-# A finder that refuses the compiler stands for an environment without it.
+# A finder that refuses the compiler stands for an environment without it; after torch, which may look for triton,
+# another one shows whether anything imports triton.
 WITHOUT_COMPILER = """
 import sys, warnings
 class NoCompiler:
@@ -28,6 +30,11 @@ class NoCompiler:
         if name.partition(".")[0] in ("cutlass", "cuda", "nvidia_cutlass_dsl", "triton"):
             raise ModuleNotFoundError(f"{name} is not part of a deployment", name=name)
 sys.meta_path.insert(0, NoCompiler())
+import torch
+class NoTriton:
+    def find_spec(self, name, path=None, target=None):
+        assert name.partition(".")[0] != "triton", "triton is imported"
+sys.meta_path.insert(0, NoTriton())
 warnings.simplefilter("ignore")
 """
 
@@ -82,7 +89,7 @@ def test_a_loaded_kernel_gives_the_bits_of_a_compiled_one(exported, nothing_load
         function = compile_cache.function_for(PLAIN, "emulator")
         out = torch.empty_like(q)
         with use():
-            function(q, k, v, out, None, 0.125, *[None] * 6, 0, *[None] * 7)
+            function(q, k, v, out, None, 0.125, *AFTER_SCALE)
         outs.append(out)
     assert torch.equal(*outs)
 

@@ -47,8 +47,8 @@ def schedules(number: int) -> list[Schedule]:
     return [IN_ORDER, Schedule("hostile"), *random][:number]
 
 
-def attention(*tensors, schedule: Schedule = IN_ORDER, **options):
-    """flash_attn_func; CPU tensors are executed under the schedule.
+def attention(*tensors, schedule: Schedule = IN_ORDER, function=flash_attn_func, **options):
+    """flash_attn_func, or another function; CPU tensors are executed under the schedule.
 
     phase_passed_twice: a barrier that completes an unobserved phase lets its waiter mistake the
     phase after the next for its own, though every schedule tried may give the right result.
@@ -58,7 +58,7 @@ def attention(*tensors, schedule: Schedule = IN_ORDER, **options):
     )
     with warnings.catch_warnings(), on_emulator:
         warnings.simplefilter("ignore", EmulatorWarning)
-        return flash_attn_func(*tensors, **options)
+        return function(*tensors, **options)
 
 
 def assert_agrees(

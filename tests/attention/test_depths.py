@@ -62,10 +62,9 @@ def test_depths_of_q_and_k_and_of_v_are_independent(depth, depth_v):
 
 # Decode: V's depth is the lanes of an MMA with 64 or 128 of them, and what is beyond must not be stored. Parts in
 # float32 are stored in chunks of 32 columns.
-@pytest.mark.parametrize("depths", [(40, 104), (184, 24), (256, 248)], ids=str)
+@pytest.mark.parametrize("depth, depth_v", turns.by_turns([(40, 104), (184, 24), (256, 248)]))
 @pytest.mark.parametrize("swap", ["auto", "off"])
-def test_decode_with_splits_and_packed_heads(depths, swap, monkeypatch):
-    depth, depth_v = depths
+def test_decode_with_splits_and_packed_heads(depth, depth_v, swap, monkeypatch):
     monkeypatch.setenv("CUTE_FA4_SWAP", swap)
     repeat.clear()
     batch = Batch.draw([1, 3], [700, 131], heads=(8, 2), depth=depth, depth_v=depth_v)

@@ -11,6 +11,7 @@ from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.instructions.exp2 import emulated_pairs
+from tests.suite import turns
 
 BN = 128
 Q, K = 130, 2 * BN  # two query tiles, and a key tile that is not the first
@@ -39,7 +40,7 @@ def chosen_anew():
     repeat.clear()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", turns.by_turns(CASES))
 def test_a_key_of_nan_makes_nan(case, monkeypatch):
     """Sequence 0: no such key; 1, 2: in an emulated column of the first and of the second tile; 3: in another one.
 

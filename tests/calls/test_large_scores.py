@@ -18,6 +18,7 @@ from tests.calls import shape_calls
 from tests.calls.shapes import CHOSEN, LATENT, OTHERS, ROPE, Shape
 from tests.calls.test_neutral_options import called, families, latent_call, latent_called, splits_of
 from tests.serving.batches import LSE_ERROR, LSE_ERROR_OF_FP8
+from tests.suite import turns
 
 __all__ = ["families"]  # a fixture
 SIZES = tuple(2.0**n for n in (-6, -3, 0, 1, 2, 5, 7, 8, 30, 60, 100, 127))
@@ -73,7 +74,7 @@ def keys_of(shape: Shape, k: torch.Tensor) -> dict:
 PARTS = [(name, n) for name in OTHERS for n in sorted({1, splits_of(name)[-1]})]
 
 
-@pytest.mark.parametrize("name, splits", PARTS)
+@pytest.mark.parametrize("name, splits", turns.by_turns(PARTS, among=OTHERS))
 def test_queries_of_any_size(name, splits, families, monkeypatch):
     shape = CHOSEN[name]
     drawn = shape_calls.batch_of(shape)
@@ -91,7 +92,7 @@ OF_KEYS = [name for name in OTHERS if OTHERS[name].eight_bits and not OTHERS[nam
 
 
 @pytest.mark.parametrize("at", [3, 140])  # in either key tile
-@pytest.mark.parametrize("name", OF_KEYS)
+@pytest.mark.parametrize("name", turns.by_turns(OF_KEYS))
 def test_scales_of_keys_and_blocks_of_any_size(name, at, families, monkeypatch):
     """A key whose scale is 1e30, or 2^120 of blocks: it takes all weight, has none, or makes NaN of the row."""
     shape = CHOSEN[name]
@@ -125,8 +126,9 @@ def hidden_by_bias(score, batch, head, q_idx, kv_idx, aux):
 
 def parts_of_functions() -> list:
     """A function costs a compile of three to six seconds where 128 scores of a row are in one thread: the sweep's."""
-    dear = [pytest.param(*part, marks=pytest.mark.sweep) for part in PARTS]
-    return [part if OTHERS[part[0]].queries == 1 else dear[n] for n, part in enumerate(PARTS)]
+    cheap = [name for name in OTHERS if OTHERS[name].queries == 1]
+    dear = [pytest.param(*part, marks=pytest.mark.sweep) for part in PARTS if part[0] not in cheap]
+    return turns.by_turns([part for part in PARTS if part[0] in cheap], among=cheap) + dear
 
 
 @pytest.mark.parametrize("name, splits", parts_of_functions())
@@ -142,7 +144,7 @@ def test_the_lowest_number_as_a_bias_hides_keys(name, splits, families, monkeypa
     assert (lse[0, 1] - scores.logsumexp(-1)).abs().max() < LSE_ERROR_OF_FP8
 
 
-@pytest.mark.parametrize("name", LATENT)
+@pytest.mark.parametrize("name", turns.by_turns(LATENT))
 def test_queries_of_any_size_over_latent_caches(name, families):
     shape = LATENT[name]
     given, _ = latent_call(shape)

@@ -285,7 +285,7 @@ def assert_latent(found, given, numbers, of_rows: bool) -> None:
     assert (out[1] == 0).all() and (lse[1] == -math.inf).all()
 
 
-@pytest.mark.parametrize("name", LATENT)
+@pytest.mark.parametrize("name", turns.by_turns(LATENT))
 def test_latent_caches(name, families):
     """One query sees all keys, causal or not; pages in any order have the same keys; a sink of -inf is none."""
     given, numbers = latent_call(LATENT[name])
@@ -303,7 +303,7 @@ def test_latent_caches(name, families):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("name", LATENT)
+@pytest.mark.parametrize("name", turns.by_turns(LATENT))
 def test_latent_caches_by_index_and_in_parts(name, splits, families):
     given, numbers = latent_call(LATENT[name])
     given["num_splits"] = splits

@@ -116,6 +116,9 @@ QUESTIONS = {
     "a scale of columns of 16 bits": (
         dict(k_rope=tensor(BATCH, KEYS, 64), k_rope_descale=torch.ones(BATCH, KEYS)), {},
     ),
+    "scales of blocks of k that is not of 4 bits": (
+        dict(k_block_scale=tensor(BATCH, KEYS, 4), v_block_scale=tensor(BATCH, KEYS, 4)), {},
+    ),
     "columns of k apart, in pages": (
         dict(
             cu_seqlens_q=offsets(4), cu_seqlens_k=offsets(KEYS), k_rope=tensor(3 * BATCH, 16, 64),
@@ -247,8 +250,8 @@ def test_few_queries_have_their_family():
 @pytest.mark.parametrize(
     "question, wrong",
     [
-        (dict(cache_seqlens=True, seqused_q=True), "seqused_q: together with cache_seqlens"),
-        (dict(cache_seqlens=True, dropout_p=0.1), "dropout_p: no parameter of flash_attn_with_kvcache"),
+        (dict(cache_seqlens=True, seqused_q=True), "seqused_q: given with cache_seqlens"),
+        (dict(cache_seqlens=True, dropout_p=0.1), "dropout_p: not a parameter of flash_attn_with_kvcache"),
         (dict(latent=True, page_size=64), "page_size: with latent=True"),
     ],
 )  # fmt: skip

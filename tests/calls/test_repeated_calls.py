@@ -42,7 +42,9 @@ def unseen(monkeypatch):
         "cute_fa4.calls.attention._decided_by_contents", lambda device, where: False
     )
     monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *arguments: None)
-    monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
+    monkeypatch.setattr(
+        "cute_fa4.calls.operands.new_rows._check_append_contents", lambda *arguments: None
+    )
 
 
 def plans() -> int:

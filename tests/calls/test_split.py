@@ -17,6 +17,7 @@ from cute_fa4.operands import CallTensors
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.calls.simulated_device import full_of_nan
+from tests.tuned import changed
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
@@ -148,12 +149,15 @@ def test_the_same_call_gives_the_same_bits():
 def few_sms(monkeypatch):
     """Six CTAs share the tiles, down to one each: some take several sequences, some a part of one."""
     monkeypatch.setattr(split, "num_sms", lambda device: 6)
-    monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 256)
+    changed(monkeypatch, split_least_keys=256)
     monkeypatch.setattr(split, "cluster_parts", lambda *_: None)
 
 
-def test_ragged_paged_decode_shared_out(poisoned, few_sms):
+# Swap-AB tiles, and one query tile, whose load warp has its own base.
+@pytest.mark.parametrize("swap", ["auto", "off"])
+def test_ragged_paged_decode_shared_out(swap, poisoned, few_sms, monkeypatch):
     """The same ragged batch, and again with other lengths in the same tensors, as a graph is replayed."""
+    monkeypatch.setenv("CUTE_FA4_SWAP", swap)
     q, cache, table, used, sequences = paged_batch([0, 1, 127, 128, 129, 1100])
     for lengths in ([0, 1, 127, 128, 129, 1100], [0, 1, 90, 128, 1, 333]):
         used.copy_(torch.tensor(lengths))

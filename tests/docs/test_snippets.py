@@ -27,6 +27,7 @@ NOT_RUN = {
     "pip install": "downloads: .ci/run does it",
     "pytest": "these are the tests",
     "python examples/01_one_call.py": "tests/test_examples.py runs it, on less text",
+    "python -m cute_fa4 tune": "needs a Blackwell GPU; tests/bench runs it with a timer of the test",
     "python -m cute_fa4 bench": "needs a Blackwell GPU; tests/bench runs it with a machine of its own",
     "python -m cute_fa4 hopper": "needs nvcc, then a Hopper GPU; tests/hopper has what does not",
     "python -m cute_fa4 export --catalogue": "compiles dozens of kernels for minutes",

@@ -392,7 +392,7 @@ REFUSED = {
     ),
     "two tables": (
         by_context, MIXED, dict(uses_shared_paged_kv_idx=False), NotImplementedError,
-        "uses_shared_paged_kv_idx: False; accepted: True; one table of K and V: views of a pool",
+        "uses_shared_paged_kv_idx: False; accepted: True; use one table for K and V: views of a pool",
     ),
     "skipping": (
         by_decode, STEP, dict(skip_softmax_threshold_scale_factor=1.0), NotImplementedError,

@@ -193,11 +193,6 @@ REFUSED = {
     "mask of keys alone": (dict(attn_mask=ONES[0]), ValueError, "attn_mask: shape (8,)"),
     "mask too short": (dict(attn_mask=ONES[:, :7]), ValueError, "here (2, 4, 8, 8)"),
     "mask of five": (dict(attn_mask=ONES[None, None, None]), ValueError, "accepted: 2 to 4 dimensions"),
-    "learned mask": (
-        dict(attn_mask=ONES.float().requires_grad_()),
-        NotImplementedError,
-        "attn_mask: requires_grad is True",
-    ),
     "grouped heads": (dict(enable_gqa=False), ValueError, "pass enable_gqa=True"),
     "key of another depth": (dict(key=KEY[..., :40]), ValueError, "key: head_dim 40 while query has 64"),
     "wide heads": (
@@ -220,8 +215,10 @@ def test_refusal_names_argument_value_and_what_is_accepted(arguments, error, tex
 def test_the_signature_is_torchs():
     import inspect
 
-    names = list(inspect.signature(cute_fa4.scaled_dot_product_attention).parameters)
-    assert names == "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
+    *names, last = inspect.signature(cute_fa4.scaled_dot_product_attention).parameters.values()
+    theirs = "query key value attn_mask dropout_p is_causal scale enable_gqa"
+    assert [each.name for each in names] == theirs.split()
+    assert (last.name, last.kind) == ("batch_invariant", last.KEYWORD_ONLY)
 
 
 def test_a_layer_of_torch_trains_through_it():

@@ -62,9 +62,18 @@ WIDE = {
 }  # fmt: skip
 
 
+# Multi-head latent attention whose head dims have a backward pass.
+TRAINED = {
+    "deepseek v3, 96/64": lambda: DeepseekV3Config(
+        **SMALL | dict(num_attention_heads=2, head_dim=32), q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=64,
+        qk_rope_head_dim=32, v_head_dim=64, first_k_dense_replace=1,
+    ),
+}  # fmt: skip
+
+
 def build(name: str, attention: str, dtype=torch.bfloat16, **changes):
-    """The model of CONFIGS or WIDE; the same weights whatever the attention and dtype."""
-    config = (CONFIGS | WIDE)[name]()
+    """A model of this module; the same weights whatever the attention and dtype."""
+    config = (CONFIGS | WIDE | TRAINED)[name]()
     for key, value in changes.items():
         setattr(config, key, value)
     torch.manual_seed(0)

@@ -114,7 +114,7 @@ def test_a_report_of_a_chip_has_its_verdicts_in_the_head():
     [
         (["--report", "x.json"], "give --device cuda"),
         (["--report", "x.json", "--device", "cpu", "--load", "d"], "and no --load"),
-        (["--report", "/no/such/x.json", "--device", "cpu"], "/no/such is no directory"),
+        (["--report", "/no/such/x.json", "--device", "cpu"], "/no/such is not a directory"),
     ],
 )
 def test_what_cannot_be_reported_is_refused(arguments, message, capsys):

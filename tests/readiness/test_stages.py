@@ -222,7 +222,7 @@ def test_a_constant_is_confirmed_near_its_value_and_refuted_away_from_it(name):
 def test_a_default_of_claims_is_confirmed_by_the_faster_kernel(
     default, speedup, expected, monkeypatch
 ):
-    monkeypatch.setitem(assumptions.CLASSES, "packed MHA", default)
+    monkeypatch.setattr(assumptions, "class_claims", lambda name: default)
     speeds = {"packed MHA 512": speedup, "packed MHA 4096": speedup, "other 512": 1.0}
     found = assumptions.verdicts({"claims by class": {"claims": speeds}})
     assert next(v.verdict for v in found if v.name == "claims: packed MHA") == expected

@@ -271,7 +271,7 @@ def run(*storages: dict, mode="in_order", seed=0, claims=None, checks=CHECKS, **
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
     v = call["v"] if "v" in call else options["v"]
-    shape = (*call["q"].shape[:-1], v.shape[-1])
+    shape = (*call["q"].shape[:-1], v.shape[-1] * (1 + (v.dtype is torch.uint8)))  # of 4 bits
     out = call["q"].new_full(shape, CANARY, dtype=out_dtype(call["q"]))
     checked = emulator.use(mode=mode, seed=seed, claims=claims, checks=checks)
     with warnings.catch_warnings(), checked:

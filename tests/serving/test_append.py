@@ -79,7 +79,9 @@ def test_rows_land_behind_those_of_the_cache_and_nowhere_else(packed, layout):
 
 def test_what_does_not_fit_is_dropped_where_the_host_cannot_see_it(monkeypatch):
     # As on a GPU: negative lengths, lengths beyond the cache, pages that do not exist, decreasing offsets.
-    monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
+    monkeypatch.setattr(
+        "cute_fa4.calls.operands.new_rows._check_append_contents", lambda *arguments: None
+    )
     for packed in (True, False):
         k, v, first, _ = new_rows([4] * 5, packed)
         *both, table, row_of = caches(5, "NHD")

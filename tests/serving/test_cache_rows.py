@@ -17,6 +17,7 @@ from cute_fa4.commands import trials
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.serving.batches import NO_PAGE, Batch, assert_agrees, int32
+from tests.suite import turns
 
 ROWS = 300  # of a sequence of the cache: two tiles and a part
 SEQUENCES = 5  # of the cache; the batch has three, of which two share one where nothing is appended
@@ -117,7 +118,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", turns.by_turns(CASES), ids=str)
 def test_sequences_are_found_wherever_the_cache_has_them(case):
     batch = draw(case)
     asked = dict(case.asked)
@@ -154,7 +155,9 @@ def test_two_sequences_may_read_one_and_all_rows_count_without_lengths():
 def test_what_the_host_cannot_see_is_cut_to_the_rows_there_are(page_size, monkeypatch):
     # As on a GPU: a sequence before the first and one after the last of the cache, padding past the keys.
     monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *arguments: None)
-    monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
+    monkeypatch.setattr(
+        "cute_fa4.calls.operands.new_rows._check_append_contents", lambda *arguments: None
+    )
     case = Case("", page_size)
     batch = draw(case)
     call = in_cache(case, batch)
@@ -204,7 +207,7 @@ REFUSED = {
     "padding below": (
         dict(cache_leftpad=int32([0, -1, 0])),
         ValueError,
-        "cache_leftpad: -1 for sequence 1; accepted: from 0 on",
+        "cache_leftpad: -1 for sequence 1; accepted: 0 or more",
     ),
 }
 

@@ -330,9 +330,9 @@ CACHE_REFUSED = {
         ValueError,
         "learnable_sink: shape (3,)",
     ),
-    "rotary_cos": (dict(rotary_cos=Q), NotImplementedError, "rotary_cos: not built"),
-    "rotary_sin": (dict(rotary_sin=Q), NotImplementedError, "rotary_sin: not built"),
-    "qv": (dict(qv=Q), NotImplementedError, "qv: not built"),
+    "rotary_cos": (dict(rotary_cos=Q), NotImplementedError, "rotary_cos: not supported"),
+    "rotary_sin": (dict(rotary_sin=Q), NotImplementedError, "rotary_sin: not supported"),
+    "qv": (dict(qv=Q), NotImplementedError, "qv: not supported"),
 }
 
 

@@ -163,9 +163,9 @@ def qkv(keys=40, own=128, shared=64, batch=2):
 
 
 REFUSED = {
-    "columns": (dict(k_rope=qkv()[3][..., :32]), "k_rope: 32 columns behind 128 of k while q has 192"),
+    "columns": (dict(k_rope=qkv()[3][..., :32]), "k_rope: 32 columns after 128 of k while q has 192"),
     "span": (dict(zip(("q", "k", "v", "k_rope"), qkv(own=72, shared=56), strict=True)), "a multiple of 64"),
-    "no columns": (dict(zip(("q", "k", "v", "k_rope"), qkv(own=0, shared=64), strict=True)), "behind 0 of k"),
+    "no columns": (dict(zip(("q", "k", "v", "k_rope"), qkv(own=0, shared=64), strict=True)), "after 0 of k"),
     "rows": (dict(k_rope=qkv(keys=39)[3]), r"k_rope: shape \(2, 39, 64\) with k of"),
     "two heads": (dict(k_rope=qkv()[3][:, :, None].expand(2, 40, 2, 64)), "or with one head"),
     "dtype": (dict(k_rope=qkv()[3].half()), "k_rope: dtype torch.float16 with q of"),

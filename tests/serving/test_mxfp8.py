@@ -146,7 +146,7 @@ def test_every_way_to_give_them_wrongly_is_refused_by_name():
             dict(q=call["q"][..., :48], k=call["k"][..., :48]), ValueError,
             "q_descale: scales of blocks with a head dim of 48 of q and k; accepted: a multiple of 32",
         ),
-        (dict(v_descale=torch.ones(1, 40, 2)), ValueError, "of V are not built beside scales of blocks"),
+        (dict(v_descale=torch.ones(1, 40, 2)), ValueError, "of V are not supported beside scales of blocks"),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             flash_attn_func(**call | changes)

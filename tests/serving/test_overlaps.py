@@ -74,7 +74,7 @@ def launches(monkeypatch):
         )
     monkeypatch.setattr("cute_fa4.calls.attention._decided_by_contents", lambda *_: False)
     monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *_: None)
-    monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *_: None)
+    monkeypatch.setattr("cute_fa4.calls.operands.new_rows._check_append_contents", lambda *_: None)
     return seen
 
 

@@ -234,9 +234,11 @@ def test_lists_of_a_model_have_the_kernels_of_queries_that_stay(group):
     found = configs_for_model(
         head_dim=128, heads_q=group, heads_kv=1, kv_dtype="e4m3", descales="", calls=("packed",)
     )
-    widened = [c for c in found if isinstance(c, FA4Config) and c.kv_dtype]
-    widening = ["mhawiden"] * (group <= 32) + ["mhawiden2q"]  # a tile of 32 rows holds whole groups
-    assert sorted({c.schedule.family for c in widened}) == widening
+    dequantized = [c for c in found if isinstance(c, FA4Config) and c.kv_dtype]
+    dequantizing = ["mhawiden"] * (group <= 32) + [
+        "mhawiden2q"
+    ]  # a tile of 32 rows holds whole groups
+    assert sorted({c.schedule.family for c in dequantized}) == dequantizing
     assert all(c.kv_dtype for c in found if isinstance(c, FA4Config))  # nothing is quantised
     [row] = capabilities(head_dim=128, group=group, seqlen_q=400, **ONE_ROW, **NEVER)
     assert row.families == ("mhawiden2q",)

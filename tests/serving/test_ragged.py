@@ -187,7 +187,7 @@ def unchecked(q, k, v, out, **where):
     tensors = CallTensors(q, k, v, out, **lengths)
     numbers = {name: x for name, x in where.items() if name not in lengths}
     where = Where(tensors, **numbers)
-    launch = plan_attention(tensors, q, k, v, out, where, resolve(q, causal=True), True)
+    launch = plan_attention(tensors, where, resolve(q, causal=True), True)
     return launch(tensors)
 
 

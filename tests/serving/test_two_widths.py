@@ -190,18 +190,18 @@ REFUSED = {
     "k_rope of other 8 bits": (dict(k_rope=qkv()["k_rope"].to(E5M2)), "k_rope: dtype torch.float8_e5m2 with q and k"),
     "k_rope as k": (dict(k_rope=qkv()["k_rope"].to(E4M3)), "q_rope: given with k_rope of torch.float8_e4m3fn"),
     "k_rope as k, columns": (
-        dict(k_rope=qkv()["k_rope"].to(E4M3), q_rope=None), "k_rope: 64 columns behind 128 of k while q has 128",
+        dict(k_rope=qkv()["k_rope"].to(E4M3), q_rope=None), "k_rope: 64 columns after 128 of k while q has 128",
     ),
     "two dtypes": (dict(q_rope=qkv()["q_rope"].half()), "q_rope: dtype torch.float16 while k_rope is torch.bfloat16"),
     "q of all columns": (dict(q=torch.zeros(2, 7, 3, 192).to(E4M3)), "q: 192 columns while k has 128"),
     "more than a span of 8 bits": (
         {x: torch.zeros(*qkv()[x].shape[:-1], 144).to(E4M3) for x in "qk"},
-        "k_rope: 64 columns of 16 bits behind 144 of 8 of k; accepted: up to 64 behind a multiple of 16 up to 128",
+        "k_rope: 64 columns of 16 bits after 144 of k of 8 bits; accepted: up to 64 after a multiple of 16 up to 128",
     ),
     "more than a span of one dtype": (
         dict(q=torch.zeros(2, 7, 3, 192).to(E4M3), k=torch.zeros(2, 40, 3, 144).to(E4M3), q_rope=None,
              k_rope=torch.zeros(2, 40, 48).to(E4M3)),
-        "k_rope: 48 columns behind 144 of k, of 8 bits; accepted: up to 128 behind a multiple of 16 up to 128",
+        "k_rope: 48 columns after 144 of k, of 8 bits; accepted: up to 128 after a multiple of 16 up to 128",
     ),
     "a scale of its own": (dict(k_rope_descale=torch.ones(())), "k_rope_descale: .*k_descale is of these columns, too"),
     "rows": (dict(q_rope=qkv()["q_rope"][:, :6]), r"q_rope: shape \(2, 6, 3, 64\) with q of"),
@@ -222,7 +222,7 @@ REFUSED = {
         "k_rope: dtype torch.float8_e5m2 beside k of",
     ),
     "q of 16 bits, too few": (
-        dict(q=torch.zeros(2, 7, 3, 160).bfloat16(), q_rope=None), "64 columns behind 128 of k while q has 160",
+        dict(q=torch.zeros(2, 7, 3, 160).bfloat16(), q_rope=None), "64 columns after 128 of k while q has 160",
     ),
 }  # fmt: skip
 
@@ -266,11 +266,11 @@ def test_configurations_and_capabilities_know_it():
     )
     assert config.barriers.kv_slots == 4  # K0 V0 K1 V1, as at depth 128 of 16 bits
     for changes, text in (
-        (dict(rope_dtype="e5m2"), "rope_dtype='e5m2' is not built yet"),
+        (dict(rope_dtype="e5m2"), "rope_dtype='e5m2' is not supported"),
         (dict(schedule=SwappedTile()), "schedule=OneTile()"),
-        (dict(qk_depth=216, rope_depth=64), "behind a multiple of 16 up to 128"),
-        (dict(qk_depth=72, rope_depth=64), "behind a multiple of 16 up to 128"),
-        (dict(qk_depth=224, rope_depth=96), "use up to 64 behind"),
+        (dict(qk_depth=216, rope_depth=64), "after a multiple of 16 up to 128"),
+        (dict(qk_depth=72, rope_depth=64), "after a multiple of 16 up to 128"),
+        (dict(qk_depth=224, rope_depth=96), "use up to 64 after"),
     ):
         why = FA4Config(**of_two | changes).refusals()
         assert any(text in reason for reason in why), why

@@ -33,6 +33,14 @@ def test_three_commits_run_every_case_and_each_runs_some(monkeypatch):
     assert sorted(ran) == [(letter,) for letter in "abcdefg"]
 
 
+@pytest.mark.parametrize("turn", [99, 100, 101])
+def test_the_head_of_a_run_names_its_part(turn, monkeypatch):
+    """Part n has the n-th case of a list."""
+    monkeypatch.setattr(turns, "chosen", turn)
+    [part] = [n for n in (1, 2, 3) if turns.taken(n - 1, turns.OF_CASES)]
+    assert turns.header().startswith(f"turn {turn}: of 3 parts of rotating cases the {part}.;")
+
+
 def test_cases_that_share_a_kernel_take_turns_together(monkeypatch):
     monkeypatch.setattr(turns, "chosen", 1)
     kept = lambda parameters: {p.values[0] for p in parameters if p.marks[0].kwargs["kept"]}

@@ -48,6 +48,12 @@ def turn() -> int:
     return of_commit() if chosen is None else chosen
 
 
+def header() -> str:
+    """The line at the head of a run that says which part it takes, and how to run the others."""
+    third = -turn() % OF_CASES + 1
+    return f"turn {turn()}: of {OF_CASES} parts of rotating cases the {third}.; --turn N runs another, -m sweep all"
+
+
 def taken(number: int, every: int) -> bool:
     """Whether this run takes the number-th of a list, of which `every` commits take all."""
     return (number + turn()) % every == 0

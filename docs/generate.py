@@ -12,18 +12,21 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from benchmarks.cycle_model import plots  # noqa: E402
+from benchmarks.cycle_model import plots, power  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
+from cute_fa4.sm100.blueprint import choices, tuning  # noqa: E402
 from cute_fa4.sm100.blueprint.barriers import BarrierTable, mixed_rows  # noqa: E402
 from cute_fa4.sm100.choose.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.choose.config import (  # noqa: E402
     BlockScaled,
+    DequantizedTile,
     FA4Config,
     LatentPair,
     LatentRows,
@@ -34,7 +37,6 @@ from cute_fa4.sm100.choose.config import (  # noqa: E402
     RopeTile,
     SlotTwoTiles,
     SwappedTile,
-    WidenedTile,
     WidePair,
     WideTile,
 )
@@ -60,7 +62,7 @@ def barriers_document() -> str:
     few = FA4Config(schedule=SwappedTile()).barriers
     few_reuse = _reuse(few)
     problem = dict(qk_depth=576, ov_depth=512, latent=True, group=16, pack_gqa=True)
-    widened = FA4Config(kv_dtype="e4m3", schedule=WidenedTile()).barriers
+    dequantized = FA4Config(kv_dtype="e4m3", schedule=DequantizedTile()).barriers
     in_slots = FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles()).barriers
     slots = tuple(row for row in in_slots.rows if row.name in ("raw_full", "kv_full", "work_read"))
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
@@ -137,14 +139,14 @@ The swap-AB decode kernel (`few_rows/barriers.py`, {few.kv_slots} ring slots at 
 
 ## 16-bit queries over an 8-bit cache
 
-With few query rows (`few_rows/dequantized/barriers.py`, {widened.kv_slots} ring slots at head dim 128).
+With few query rows (`few_rows/dequantized/barriers.py`, {dequantized.kv_slots} ring slots at head dim 128).
 Mbarriers without a reason are as above:
 
 ```
-{widened.text()}
+{dequantized.text()}
 ```
 
-{_reuse(widened, besides=few)}
+{_reuse(dequantized, besides=few)}
 
 With many query rows, key tiles are dequantized in their slots (`two_tiles/dequantized/barriers.py`). These
 mbarriers replace those of the same name of two query tiles:
@@ -300,6 +302,26 @@ def verification(page: str) -> str:
     return between_marks(page, "mutations", table.summary(json.loads(table.DATA.read_text())))
 
 
+def choices_table() -> str:
+    """The choices of the tuning table, with the facts that rows may ask and the evidence of the package's rows."""
+    lines = ["| choice | decides | facts | rows |", "|---|---|---|---|"]
+    for name, choice in choices.CHOICES.items():
+        evidence = Counter(row.about["evidence"] for row in tuning.shipped().rows[name])
+        rows = ", ".join(f"{count} {word}" for word, count in sorted(evidence.items()))
+        lines.append(f"| `{name}` | {choice.about} | {', '.join(choice.facts) or '-'} | {rows} |")
+    return "\n".join(lines)
+
+
+def power_pages() -> dict[Path, str]:
+    """The pages of docs/performance/ with the tables of the power model."""
+    pages = {DOCS / "performance" / name: "" for name in ("index.md", "power.md")}
+    pages = {path: path.read_text() for path in pages}
+    for name, text in power.tables(plots.text_of_pages()).items():
+        path = next(path for path, page in pages.items() if f"<!-- {name}: " in page)
+        pages[path] = between_marks(pages[path], name, text)
+    return pages
+
+
 def performance_plots() -> dict[str, str]:
     return plots.pictures(plots.text_of_pages())
 
@@ -307,10 +329,14 @@ def performance_plots() -> dict[str, str]:
 def documents() -> dict[Path, str]:
     generated = "<!-- Written by docs/generate.py; edit the code it prints. -->\n\n"
     return {
+        **power_pages(),
         DOCS / "barriers.md": generated + barriers_document(),
         DOCS / "layouts.md": generated + pictures.document(),
         **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
         DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
+        DOCS / "performance/tuning.md": between_marks(
+            (DOCS / "performance/tuning.md").read_text(), "choices", choices_table()
+        ),
         DOCS / "emulator_coverage.md": between_marks(
             (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()
         ),

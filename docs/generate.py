@@ -18,7 +18,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from benchmarks.cycle_model import plots, power  # noqa: E402
+from benchmarks.cycle_model import hopper_energy, plots, power  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.blueprint import choices, tuning  # noqa: E402
@@ -316,7 +316,10 @@ def power_pages() -> dict[Path, str]:
     """The pages of docs/performance/ with the tables of the power model."""
     pages = {DOCS / "performance" / name: "" for name in ("index.md", "power.md")}
     pages = {path: path.read_text() for path in pages}
-    for name, text in power.tables(plots.text_of_pages()).items():
+    for name, text in {
+        **power.tables(plots.text_of_pages()),
+        "hopper_energy": hopper_energy.table(),
+    }.items():
         path = next(path for path, page in pages.items() if f"<!-- {name}: " in page)
         pages[path] = between_marks(pages[path], name, text)
     return pages

@@ -64,7 +64,7 @@ CALLS = {
 
 
 def loss_of(call):
-    """Of which dout depends on out, as a second call of the backward pass would show."""
+    """A loss whose dout depends on out, as a second call of the backward pass would show."""
     return lambda *tensors: call(*tensors).float().square().sum()
 
 

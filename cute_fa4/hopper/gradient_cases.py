@@ -66,6 +66,10 @@ PROBLEMS = (
     dense(2, 300, 350, window=CAUSAL, lse=True),
     dense(2, 300, 300, window=CAUSAL, softcap=5.0),
     dense(2, 200, 330, window=(127, 0), sink=True, lse=True, depths=(64, 64), heads=(8, 1)),
+    # S and dP in one place, with a ring of one slot: a long one, and sequences of no rows.
+    dense(2, 300, 300, window=CAUSAL, depths=(192, 128)),
+    dense(1, 1000, 900, depths=(192, 128), heads=(4, 1), lse=True),
+    Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, depths=(192, 128)),
     # About 400 CTAs of each kernel on 132 multiprocessors, and long rings.
     dense(4, 1025, 1500, heads=(12, 3), window=CAUSAL),
     dense(1, 4096, 4096, heads=(2, 1)),

@@ -1,7 +1,7 @@
 """torch.ops.cute_fa4.flash_attn_backward, and how the attention operators use it: which results have a derivative.
 
-    flash_attn, flash_attn_varlen    q, k, v, learnable_sink or aux_tensors wants a gradient: out and lse have a node
-                                     whose backward is the operators below
+    flash_attn, flash_attn_varlen    q, k, v, k_rope, learnable_sink or aux_tensors wants a gradient: out and lse have a
+                                     node whose backward is the operators below
     flash_attn_backward              (dq, dk, dv, dsink); in_float32: dq, dk and dv before they are rounded
     flash_attn_backward_aux          gradients of aux_tensors[i] for i in wanted
 
@@ -13,6 +13,7 @@ Arguments without a derivative are refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch.compiler import disable, is_dynamo_compiling
@@ -28,7 +29,7 @@ from cute_fa4.operands import BLOCKS, NAMES
 from cute_fa4.operators import batching
 from cute_fa4.operators.registration import arguments_of, defined
 from cute_fa4.operators.spelling import function_of, mask_of
-from cute_fa4.sm100.backward.config import MOST_DEPTH
+from cute_fa4.sm100.backward.config import MOST_DEPTHS
 
 _ARGUMENTS = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, *, Tensor? dlse=None, "
@@ -63,8 +64,25 @@ def wanted(call: dict) -> str | None:
 
 def with_gradient(call: dict) -> dict[str, torch.Tensor]:
     """The tensors of a call that may have a gradient, by their names in messages."""
-    given = {name: call[name] for name in WITH_GRADIENT if call.get(name) is not None}
+    given = {n: call[n] for n in (*WITH_GRADIENT, "k_rope") if call.get(n) is not None}
     return given | named_aux(call.get("aux_tensors"))
+
+
+def joined(call: dict) -> dict:
+    """The same call with the columns of k_rope in k, where both are dense or packed tensors of one dtype.
+
+    Its results have the same bits; the gradient of k_rope is the sum over the heads of k.
+    """
+    k, k_rope = call["k"], call.get("k_rope")
+    others = ("k_rope_page_table", "k_rope_descale", "q_rope", "page_table")
+    if k_rope is None or any(call.get(name) is not None for name in others):
+        return call
+    if k_rope.dim() == k.dim() - 1:
+        k_rope = k_rope.unsqueeze(-2)
+    if k_rope.dtype != k.dtype or k_rope.shape[:-1] != (*k.shape[:-2], 1):
+        return call
+    columns = k_rope.expand(*k.shape[:-1], -1)
+    return call | {"k": torch.cat((k, columns), dim=-1), "k_rope": None}
 
 
 def check(call: dict) -> None:
@@ -95,10 +113,10 @@ def _reason(call: dict) -> str | None:
         return "for DTensors"
     if any(call[name].dtype not in backward.DTYPES for name in _QKV):
         return f"of {q.dtype} and {v.dtype}; accepted dtypes: bfloat16, float16"
-    for name in ("q", "v"):
+    for name, most in zip(("q", "v"), MOST_DEPTHS, strict=True):
         depth = call[name].shape[-1]
-        if depth > MOST_DEPTH:
-            return f"for head_dim {depth} of {name}; accepted head dims: up to {MOST_DEPTH}"
+        if depth > most:
+            return f"for head_dim {depth} of {name}; accepted head dims of {name}: up to {most}"
     mod = function_of("score_mod", call["score_mod"])
     if mod is not None and mod.without_slope:
         return (
@@ -218,14 +236,19 @@ def differentiable(operator, call: dict) -> tuple:
 def through_transforms(operator, call: dict) -> tuple:
     """operator(**call), and where torch.func takes derivatives, one that it sees."""
     if not is_dynamo_compiling() and is_derived():
-        complete = arguments_of(operator.default)((), call)
+        complete = joined(arguments_of(operator.default)((), call))
         if _reason(complete) is None:
-            return _derived(operator, complete)
+            return _derived()(operator, complete)
     return operator(**call)
 
 
-# After a break of a graph, a compiler would look into the frames of torch.func's levels, which it cannot hold.
-_derived = disable(differentiable, reason="torch.func records the call")
+@cache
+def _derived() -> Callable:
+    """differentiable() for torch.func: after a break of a graph, a compiler would look into the frames of its levels.
+
+    Made at the first use: torch's compiler takes a second to import.
+    """
+    return disable(differentiable, reason="torch.func records the call")
 
 
 # --- the operators

@@ -67,6 +67,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
         refuse_tangents(tensors)
         below = keyset & torch._C._after_autograd_keyset
         if name in DIFFERENTIABLE and gradients.wanted(call):
+            call = gradients.joined(call)
             in_graph(gradients.check, call=call)
 
             def redispatched(**call):

@@ -209,7 +209,13 @@ WITH_GRADIENTS = {
     "sinks": (dict(learnable_sink=torch.zeros(2)), True),
     "key_limit": (dict(key_limit=torch.tensor([3], dtype=torch.int32)), True),
     "a function of the compiler": (dict(score_mod=of_compiler), False),
-    "head dim 136": (dict(head_dim=136), False),
+    "head dim 136, also of v": (dict(head_dim=136), False),
+    "DeepSeek's head dims": (dict(head_dim=192, head_dim_v=128), True),
+    "k_rope": (dict(head_dim=80, head_dim_v=64, k_rope=torch.zeros(1, 4, 16).bfloat16()), True),
+    "k_rope of 8 bits": (
+        dict(head_dim=80, k_rope=torch.zeros(1, 4, 16).to(torch.float8_e4m3fn)),
+        False,
+    ),
 }
 
 
@@ -222,10 +228,12 @@ def test_with_gradients_it_answers_as_the_call_does(name):
     )
     [plain], [row] = capabilities(**question), capabilities(**question, backward=True)
     assert plain.runs and row.runs is wanted and bool(row.reasons) is not wanted
-    options = {n: x for n, x in asked.items() if n != "head_dim"}
+    options = {n: x for n, x in asked.items() if not n.startswith("head_dim")}
     q = torch.zeros(1, 4, 2, question["head_dim"], dtype=torch.bfloat16, requires_grad=True)
+    k = q[..., : q.shape[-1] - (asked["k_rope"].shape[-1] if "k_rope" in asked else 0)]
+    v = q[..., : question.get("head_dim_v", q.shape[-1])]
     if wanted:
-        flash_attn_func(q, q, q, **options).sum().backward()
+        flash_attn_func(q, k, v, **options).sum().backward()
     else:
         with pytest.raises(NotImplementedError, match="^q: requires_grad"):
-            flash_attn_func(q, q, q, **options)
+            flash_attn_func(q, k, v, **options)

@@ -168,8 +168,6 @@ def test_the_bare_operator_is_refused(transform):
 
 
 def test_what_has_no_derivative_is_refused_by_name_here_too():
-    q, k, v = (x[0] for x in QKV)
+    q = torch.zeros(1, 8, 2, 256, dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match="^q: requires_grad is True"):
-        torch.func.grad(lambda x: flash_attn_func(x, k, v, k_rope=k[:, :, :1, :16]).float().sum())(
-            q
-        )
+        torch.func.grad(lambda x: flash_attn_func(x, q, q).float().sum())(q)

@@ -268,7 +268,8 @@ def of_compiler(score, batch, head, q_idx, kv_idx):
             dict(score_mod=of_compiler),
             "with score_mod .*, which handles values of the compiler",
         ),
-        (dict(depth=136), "for head_dim 136 of q; accepted head dims: up to 128"),
+        (dict(depth=256), "for head_dim 256 of q; accepted head dims of q: up to 192"),
+        (dict(depth=136), "for head_dim 136 of v; accepted head dims of v: up to 128"),
     ],
 )
 def test_what_has_no_derivative_is_refused_by_name(options, text):
@@ -278,6 +279,60 @@ def test_what_has_no_derivative_is_refused_by_name(options, text):
         flash_attn_func(*tensors, **options)
     with torch.no_grad():
         flash_attn_func(*tensors, **options)
+
+
+# The last dimensions of k_rope: with and without its one head.
+ROPES = {
+    "dense": (2, 150),
+    "dense, a head": (2, 150, 1),
+    "packed": (150,),
+    "packed, a head": (150, 1),
+}
+
+
+def with_rope(name) -> tuple:
+    """(call of tensors, [q, k, v, k_rope, the gradient of out]): k has 64 columns, k_rope 16 that 2 heads share."""
+    shape = ROPES[name]
+    rows = shape[:-1] if name.endswith("head") else shape
+    q, k, v, dout = qkv(*rows, depth=80)
+    k, v, dout = k[..., :64], v[..., :64], dout[..., :64].contiguous()
+    k, v = (x.detach().clone().requires_grad_() for x in (k, v))
+    rope = torch.randn(*shape, 16, generator=torch.Generator().manual_seed(7)).bfloat16()
+
+    def call(q, k, v, k_rope):
+        if len(rows) == 2:
+            return flash_attn_func(q, k, v, k_rope=k_rope, causal=True)
+        offsets = torch.tensor([0, 20, 150], dtype=torch.int32)
+        of_rows = dict(cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=130)
+        return flash_attn_varlen_func(q, k, v, k_rope=k_rope, causal=True, **of_rows)
+
+    return call, [q, k, v, rope.requires_grad_(), dout]
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_k_rope_has_the_gradient_of_its_columns_in_every_head(name):
+    """The same call with the columns in k, by hand; out has the bits that it has without gradients."""
+    call, (*tensors, dout) = with_rope(name)
+    out = call(*tensors)
+    found = torch.autograd.grad(out, tensors, dout)
+    q, k, v, rope = (x.detach().requires_grad_() for x in tensors)
+    columns = rope if name.endswith("head") else rope.unsqueeze(-2)
+    joined = torch.cat((k, columns.expand(*k.shape[:-1], 16)), dim=-1)
+    by_hand = call(q, joined, v, None)
+    expected = torch.autograd.grad(by_hand, (q, k, v, rope), dout)
+    assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+    with torch.no_grad():
+        assert call(*tensors).equal(out)
+
+
+def test_k_rope_has_its_gradient_in_a_graph_and_through_torch_func():
+    call, (*tensors, dout) = with_rope("dense")
+    expected = torch.autograd.grad(call(*tensors), tensors, dout)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*tensors), tensors, dout)
+    assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+    _, pull_back = torch.func.vjp(call, *(x.detach() for x in tensors))
+    assert all(a.equal(b) for a, b in zip(pull_back(dout), expected, strict=True))
 
 
 def test_a_second_derivative_is_refused_by_name():

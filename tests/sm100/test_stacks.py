@@ -113,6 +113,7 @@ BACKWARD = {
     "backward, soft cap": (0, dict(mask=masks.Causal(), score_mod=score_mods.soft_cap(30.0))),
     "backward, documents": (16, dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),))),
     "backward, lists": (0, dict(listed=True)),
+    "backward, 192 columns": (0, dict(depth=192, mask=masks.Causal())),
     "backward, listed documents": (
         16,
         dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),), listed=True),
@@ -147,7 +148,8 @@ def test_nothing_is_spilled(name, arch):
 @pytest.mark.parametrize("name", BACKWARD)
 def test_a_backward_pass_spills_no_more_than_is_known(name):
     most, choices = BACKWARD[name]
-    cubin = compile_artifacts(BackwardConfig("bf16", 128, 128, **choices)).cubin
+    choices = dict(dtype="bf16", depth=128, depth_v=128) | choices
+    cubin = compile_artifacts(BackwardConfig(**choices)).cubin
     assert nvdisasm.resources(cubin).stack_bytes <= most
 
 

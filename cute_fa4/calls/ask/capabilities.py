@@ -224,7 +224,7 @@ def capabilities(
 
 
 # Parameters that a call with gradients accepts, including names that only the public functions have.
-_WITH_GRADIENTS = backward_pass.ACCEPTED | {"window_size", "softcap", "s_aux"}
+_WITH_GRADIENTS = backward_pass.ACCEPTED | {"window_size", "softcap", "s_aux", "k_rope"}
 
 
 def _against_gradients(parameters: dict, latent: bool, page_size, kv_dtype) -> list[str]:
@@ -233,6 +233,9 @@ def _against_gradients(parameters: dict, latent: bool, page_size, kv_dtype) -> l
     off = [n for n, x in given.items() if not isinstance(x, torch.Tensor) and x in (None, False, 0)]
     found = [n for n in given if n not in _WITH_GRADIENTS and n not in off]
     why = [f"{name}: {shown(given[name])}, with gradients requested" for name in found]
+    rope = given.get("k_rope")
+    if isinstance(rope, torch.Tensor) and rope.dtype not in backward_pass.DTYPES:
+        why.append(f"k_rope: {rope.dtype}, with gradients requested; accepted: that of k")
     mod = options.function_of("score_mod", given.get("score_mod"))
     if mod is not None and mod.without_slope:
         why.append(

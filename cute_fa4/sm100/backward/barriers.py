@@ -4,6 +4,7 @@
     own_full       an own tile has arrived: Q, dO or K, V
     other_full     a tile of a slot has arrived; where keys are owned, the first brings L and delta of its queries
     other_empty    the products that read the slot have completed
+    second_empty   those that read the only slot of tile 1 have, where there is only one
     s_ready        S is in tensor memory
     s_read         S has been read, and where keys are owned P is written over it
     dp_ready       dP is in tensor memory
@@ -32,8 +33,8 @@ SLOTS = 2  # of the ring
 PAIR = "pair"  # the two tiles of an owner
 
 
-def table(owns_keys: bool) -> BarrierTable:
-    """The table of one of the two kernels; they differ only in the meaning of s_read."""
+def table(owns_keys: bool, single: bool) -> BarrierTable:
+    """The table of one of the two kernels. single: the ring has one slot for tile 1."""
     load, mma, compute = (
         announced_bytes("load"),
         commit_by("mma"),
@@ -51,4 +52,7 @@ def table(owns_keys: bool) -> BarrierTable:
         Barrier("ds_ready", CTA, (compute,), "mma", "dS is written over dP", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )
+    if single:
+        means = "tile 1 may be overwritten"
+        rows += (Barrier("second_empty", CTA, (mma,), "load", means, "other_full"),)
     return BarrierTable(rows, {PAIR: 2, KV_SLOT: SLOTS, KV_STAGE: 2 * SLOTS, CTA: 1})

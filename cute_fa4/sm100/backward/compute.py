@@ -19,7 +19,7 @@ from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
 from . import store, weights
 from .barriers import SLOTS
-from .config import GRANULE, ROWS, STATS
+from .config import GRANULE, P_COLUMNS, ROWS, STATS
 from .operands import OwnerArgs
 from .work import Place, Work, bands_of, moved
 
@@ -90,9 +90,11 @@ def tile(
 
 
 def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
-    """The weights that dS uses for the thread's row and columns; where keys are owned, P is stored over S."""
+    """The weights that dS uses for the thread's row and columns; where keys are owned, P is stored, too."""
     slot, _, place = at
-    kept, words, s = [], [], thread.lanes + owner.s_column
+    kept, words, s, to = [], [], thread.lanes + owner.s_column, thread.lanes + owner.p_column
+    if owner.shares:
+        to = to - thread.column // GRANULE * (GRANULE - P_COLUMNS)
     first, bands = place.tile * ROWS + thread.column, []
     if cut:
         ends = bands_of(cfg, owner, args.sizes, work.sequence, work.row + thread.row)
@@ -113,7 +115,7 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
         words += row_math.pack(p, owner.dtype)
         kept += of_ds
     if owner.owns_keys:
-        tensor_memory.store(s, words)
+        tensor_memory.store(to, words)
     return kept
 
 

@@ -6,8 +6,12 @@
     two products of own and other            S = Q K^T,  dP = dO V^T        S = K Q^T,  dP = V dO^T
     sums in tensor memory                    dQ += dS K                     dV += P dO,  dK += dS Q
 
-Both have the same roles and the same order, so one set of files serves both. P and dS in tensor memory are operand A
-of the second products; no tile is ever transposed or staged.
+Both have the same roles, so one set of files serves both. P and dS in tensor memory are operand A of the second
+products; no tile is ever transposed or staged. Tensor memory, and what takes less of it beyond head dim 128 of q and k:
+
+    columns 0 ... 511      | S, P over S | dP, dS over dP | dQ or dK, 128 | dV, 128 |
+    dQ of 192 columns      | S           | dP, dS over dP | dQ, 192                 |
+    dK of 192 columns      | S, then dP, then dS | P, 64  | dK, 192       | dV, 128 |
 """
 
 from dataclasses import dataclass
@@ -21,8 +25,10 @@ from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import (
     F32_BYTES,
     MBARRIER_BYTES,
+    SMEM_CAPACITY_BYTES,
     SWIZZLE_BYTES,
     TMEM_ADDRESS_BYTES,
+    TMEM_COLUMNS,
     align_up,
 )
 from ..blueprint.memory_maps import Region, SmemMap
@@ -34,7 +40,7 @@ from .barriers import COMPUTE, SLOTS
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
-MOST_DEPTH = 128
+MOST_DEPTHS = 192, 128  # of q and k, of v
 SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 TILE_BITS, TURN_BITS = 20, 10  # of an entry of a list: a tile, a head of the group (listed.py)
@@ -91,6 +97,15 @@ class Owner:
         return sum(tile.nbytes for tile in self.tiles)
 
     @property
+    def single(self) -> bool:
+        """Whether the ring has one slot for tile 1, because shared memory ends before the second."""
+        return (1 + SLOTS) * self.slot_bytes > SMEM_CAPACITY_BYTES
+
+    @property
+    def ring_bytes(self) -> int:
+        return SLOTS * self.slot_bytes - self.single * self.tiles[1].nbytes
+
+    @property
     def results(self) -> tuple[int, ...]:
         """Which of `depths` each result has: dK, dV, or dQ alone, or none."""
         return {"keys": (0, 1), "queries": (0,), "scores": ()}[self.name]
@@ -100,12 +115,22 @@ class Owner:
         return 0
 
     @property
+    def shares(self) -> bool:
+        """Whether dP takes the columns of S, and P has columns of its own, because the results leave too few."""
+        return 2 * ROWS + sum(self.depths[i] for i in self.results) > TMEM_COLUMNS
+
+    @property
+    def p_column(self) -> int:
+        return ROWS if self.shares else self.s_column
+
+    @property
     def dp_column(self) -> int:
-        return ROWS
+        return self.s_column if self.shares else ROWS
 
     def result_column(self, result: int) -> int:
         """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
-        return 2 * ROWS + result * self.depths[0]
+        of_scores = ROWS + 2 * P_COLUMNS if self.shares else 2 * ROWS
+        return of_scores + result * self.depths[0]
 
     @property
     def tmem_columns(self) -> int:
@@ -116,13 +141,13 @@ class Owner:
 
     @property
     def barriers(self) -> BarrierTable:
-        return barriers.table(self.owns_keys)
+        return barriers.table(self.owns_keys, self.single)
 
     @property
     def smem(self) -> BackwardSmem:
         return BackwardSmem.of_sizes(
             own=self.slot_bytes,
-            ring=SLOTS * self.slot_bytes,
+            ring=self.ring_bytes,
             stats=SLOTS * STATS * F32_BYTES * self.owns_keys,
             distances=2 * self.tables * len(COMPUTE) * SPAN * F32_BYTES,
             mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),
@@ -135,8 +160,8 @@ class BackwardConfig:
     """Every compile-time choice of the backward pass; sizes, strides and the scale are bound at each call.
 
     dtype      "bf16" or "fp16", of q, k, v, o and do
-    depth      head dim of q and k, a multiple of 8 up to 128
-    depth_v    head dim of v and o, likewise
+    depth      head dim of q and k, a multiple of 8 up to 192
+    depth_v    head dim of v and o, a multiple of 8 up to 128
     packed     tensors are (total, heads, depth) with offsets, not (batch, seqlen, heads, depth)
     used       packed sequences have lengths of their own, up to where the next one begins, and a limit of keys
     mask       a kind of mask, whose sizes are bound at each call
@@ -170,10 +195,10 @@ class BackwardConfig:
         why = []
         if self.dtype not in UNQUANTIZED:
             why.append(f"dtype={self.dtype!r}: use {' or '.join(map(repr, UNQUANTIZED))}")
-        for name in ("depth", "depth_v"):
+        for name, most in zip(("depth", "depth_v"), MOST_DEPTHS, strict=True):
             value = getattr(self, name)
-            if not 0 < value <= MOST_DEPTH or value % 8:
-                why.append(f"{name}={value}: use a multiple of 8 from 8 to {MOST_DEPTH}")
+            if not 0 < value <= most or value % 8:
+                why.append(f"{name}={value}: use a multiple of 8 from 8 to {most}")
         if self.used and not self.packed:
             why.append("used=True with packed=False: use packed=True")
         if self.listed and self.mask != Full():

@@ -26,7 +26,7 @@ from cutlass import Float32, Int32, Int64
 from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
-from . import compute, delta, load, operands, products, sums
+from . import compute, delta, load, one_place, operands, products, sums
 from .barriers import COMPUTE, LOAD, MMA, THREADS
 from .config import GRANULE, ROWS, STATS, BackwardConfig
 from .listed import TileLists
@@ -53,6 +53,7 @@ class CTA:
     dp_ready: Event
     ds_ready: Event
     done: Event
+    second_empty: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,9 @@ class BackwardKernel:
             else:
                 sums.run(cfg, owner, args, cta, thread, work)
         elif warp == MMA:
-            if cutlass.const_expr(owner.results):
+            if cutlass.const_expr(owner.shares):
+                one_place.multiply(owner, cta, tmem, work)
+            elif cutlass.const_expr(owner.results):
                 products.run(cfg, owner, args, cta, tmem, work)
             else:
                 sums.multiply(owner, cta, tmem, work)

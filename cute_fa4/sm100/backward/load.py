@@ -41,7 +41,7 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
 
 
 def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slot: Slot, i: int):
-    """Tile i of a slot."""
+    """Tile i of a slot of it."""
     tile, with_stats = owner.tiles[i], owner.owns_keys and i == 0
     nbytes = tile.nbytes + STATS * 4 * with_stats
     mbarrier = cta.other_full.arrive_and_expect(2 * slot.index + i, nbytes)
@@ -66,5 +66,8 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
         load_other(cfg, owner, args, cta, work, place, slot, 0)
         if n == 0:
             load_own(cfg, owner, args, cta, work, 1)
-        load_other(cfg, owner, args, cta, work, place, slot, 1)
+        of_second = operands.second_slot(owner, slot, n + 1)
+        if cutlass.const_expr(owner.single):
+            cta.second_empty.wait(0, of_second.phase)
+        load_other(cfg, owner, args, cta, work, place, of_second, 1)
         slot, place = slot.next(SLOTS), place.next(work)

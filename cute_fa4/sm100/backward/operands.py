@@ -23,6 +23,7 @@ from ...tma.tensor_maps import (
     make_operand,
     row_space,
 )
+from ..sync.pipelines import Slot
 from .config import GRANULE, ROWS, STATS
 from .listed import TileLists
 from .work import Sequence, Sizes
@@ -83,6 +84,11 @@ def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, ch
         at, further = row, (head, of.index)
     column, dtype = chunk * cfg.stored_columns, DTYPES[cfg.grad_dtype].cutlass
     copies.store_tile(operand, dtype, address, at, further, first_column=column)
+
+
+def second_slot(owner, slot: Slot, n) -> Slot:
+    """The slot of tile 1 in turn n, whose tile 0 is in `slot`: the same, or the only one that there is."""
+    return Slot(Int32(0), n & 1) if owner.single else slot
 
 
 def load_stats(stats: cute.Tensor, head, tile, address, mbarrier):

@@ -17,7 +17,7 @@ from ..operands.kv_buffer import mma_tile
 from ..sync.pipelines import Slot
 from .barriers import SLOTS
 from .config import GRANULE, P_COLUMNS, ROWS
-from .operands import OwnerArgs
+from .operands import OwnerArgs, second_slot
 from .work import Work
 
 STEPS_OF_CHUNK = GRANULE // 16
@@ -25,7 +25,7 @@ STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step
 
 
 def multiply(owner, cta, tmem, slot: Slot, i: int):
-    """S (i = 0) or dP (i = 1) of own tile i and tile i of a slot; both are ready."""
+    """S (i = 0) or dP (i = 1) of own tile i and tile i of a slot of it; both are ready."""
     tile, behind = owner.tiles[i], i * owner.tiles[0].nbytes
     own, high, steps = mma_tile(tile, cta.own_address + behind, tile.num_steps)
     ring = cta.ring_address + slot.index * owner.slot_bytes + behind
@@ -37,36 +37,43 @@ def multiply(owner, cta, tmem, slot: Slot, i: int):
 
 
 def add(owner, cta, tmem, slot: Slot, result: int, accumulate):
-    """A sum: dQ or dK (result 0) of dS and tile 0 of a slot, or dV (1) of P and tile 1."""
+    """A sum: dQ or dK (result 0) of dS and tile 0 of a slot of it, or dV (1) of P and tile 1."""
     tile, behind = owner.summed_tiles[result], result * owner.tiles[0].nbytes
     ring = cta.ring_address + slot.index * owner.slot_bytes + behind
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
-    first = owner.s_column if result else owner.dp_column
-    steps = [(column_of_step(step), offset) for step, offset in enumerate(offsets)]
+    first = owner.p_column if result else owner.dp_column
+    apart = P_COLUMNS if result and owner.shares else GRANULE
+    steps = [(column_of_step(step, apart), offset) for step, offset in enumerate(offsets)]
     computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
     column = tmem + owner.result_column(result)
     tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate)
 
 
-def column_of_step(step: int) -> int:
+def column_of_step(step: int, apart: int) -> int:
     """Where the values of an MMA step begin: each warpgroup writes its 64 over the 64 that it has read.
 
-    >>> [column_of_step(step) for step in range(8)]
+    apart: columns between those of the two warpgroups
+
+    >>> [column_of_step(step, 64) for step in range(8)]
     [0, 8, 16, 24, 64, 72, 80, 88]
     """
     chunk, inside = divmod(step, STEPS_OF_CHUNK)
-    return chunk * GRANULE + inside * STEP_COLUMNS
+    return chunk * apart + inside * STEP_COLUMNS
 
 
 @cute.jit
 def make(owner: cutlass.Constexpr, cta, tmem: Int32, slot: Slot, i: cutlass.Constexpr, n: Int32):
-    """S or dP of turn n, as soon as its tiles are ready."""
+    """S or dP of turn n, as soon as its tiles are ready. slot: of tile 0."""
     if n == 0:
         cta.own_full.wait(i, 0)
+    if cutlass.const_expr(i == 1):
+        slot = second_slot(owner, slot, n)
     cta.other_full.wait(2 * slot.index + i, slot.phase)
     multiply(owner, cta, tmem, slot, i)
     if cutlass.const_expr(i == 1):
         cta.dp_ready.commit(0)
+        if cutlass.const_expr(owner.single and 1 not in owner.results):
+            cta.second_empty.commit(0)
     elif cutlass.const_expr(owner.results):
         cta.s_ready.commit(0)
 

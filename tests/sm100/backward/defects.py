@@ -98,7 +98,7 @@ DEFECTS = {
         "compute", "slot, place = slot.next(SLOTS), place.next(work)", "slot = slot.next(SLOTS)", "causal",
     ),
     "dS of the second warpgroup elsewhere": Defect(
-        "products", "chunk * GRANULE + inside", "chunk * P_COLUMNS + inside", "causal",
+        "products", "chunk * apart + inside", "chunk * P_COLUMNS + inside", "causal",
     ),
     "sums read slot 0": Defect(
         "products", "slot.index * owner.slot_bytes + behind\n    start", "behind\n    start", "causal",
@@ -110,7 +110,7 @@ DEFECTS = {
     "all deltas of the first sequence": Defect(
         "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.row // ROWS", "window",
     ),
-    "dV over dK": Defect("config", "2 * ROWS + result * self.depths[0]", "2 * ROWS + result * GRANULE", "causal"),
+    "dV over dK": Defect("config", "result * self.depths[0]", "result * GRANULE", "causal"),
     "too little tensor memory": Defect(
         "config", "1 << (used - 1).bit_length()", "1 << (used - 1).bit_length() - 1", "causal",
     ),
@@ -304,6 +304,53 @@ DEFECTS = {
     "launches begin at the first CTA": Defect(
         "kernel", "block = block + args.first", "block = block + 0", "four launches",
     ),
+    # --- head dims of more than 128: S and dP in one place, one slot for the second tile
+    "P is not awaited before dP": Defect("one_place", "            cta.s_read.wait(0, n & 1)\n", "", "wide"),
+    "no fence before dP": Defect(
+        "one_place", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "wide",
+    ),
+    "dS is not awaited before dK": Defect("one_place", "            cta.ds_ready.wait(0, n & 1)\n", "", "wide"),
+    "no fence before dK of wide heads": Defect(
+        "one_place", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
+        "wide",
+    ),
+    "a slot is free before dK of wide heads": Defect(
+        "one_place", "add(owner, cta, tmem, slot, 0, n > 0)\n            cta.other_empty.commit(slot.index)",
+        "cta.other_empty.commit(slot.index)\n            add(owner, cta, tmem, slot, 0, n > 0)", "wide",
+    ),
+    "the only slot is free before dV": Defect(
+        "one_place",
+        "add(owner, cta, tmem, second_slot(owner, slot, n), 1, n > 0)\n            cta.second_empty.commit(0)",
+        "cta.second_empty.commit(0)\n            add(owner, cta, tmem, second_slot(owner, slot, n), 1, n > 0)",
+        "wide",
+    ),
+    "the only slot is never free": Defect("one_place", "            cta.second_empty.commit(0)\n", "", "wide"),
+    "dV of wide heads begins with what was there": Defect("one_place", "n), 1, n > 0", "n), 1, n >= 0", "wide"),
+    "dK of wide heads begins with what was there": Defect("one_place", "slot, 0, n > 0", "slot, 0, n >= 0", "wide"),
+    "the last tile of wide heads is skipped": Defect(
+        "one_place", "cutlass.range(count,", "cutlass.range(count - 1,", "wide",
+    ),
+    "the results of wide heads are never complete": Defect("one_place", "        cta.done.commit(0)\n", "", "wide"),
+    "the only slot with the other parity": Defect(
+        "operands", "Slot(Int32(0), n & 1)", "Slot(Int32(0), (n + 1) & 1)", "wide",
+    ),
+    "the only slot with one parity": Defect("operands", "Slot(Int32(0), n & 1)", "Slot(Int32(0), Int32(0))", "wide"),
+    "loads do not wait for the only slot": Defect(
+        "load", "            cta.second_empty.wait(0, of_second.phase)\n", "            pass\n", "wide",
+    ),
+    "loads wait for what is free in the only slot": Defect(
+        "load", "second_slot(owner, slot, n + 1)", "second_slot(owner, slot, n)", "wide",
+    ),
+    "dP frees no slot where queries are owned": Defect(
+        "products", "            cta.second_empty.commit(0)\n", "            pass\n", "wide",
+    ),
+    "dV takes P as far apart as dS": Defect("products", "P_COLUMNS if result", "GRANULE if result", "wide"),
+    "P is as far apart as dS": Defect("compute", "(GRANULE - P_COLUMNS)", "0", "wide"),
+    "P over S, which dP overwrites": Defect(
+        "config", "return ROWS if self.shares else self.s_column", "return self.s_column", "wide",
+    ),
+    "dP over P": Defect("config", "self.s_column if self.shares else ROWS", "ROWS", "wide"),
+    "dK over P": Defect("config", "ROWS + 2 * P_COLUMNS if", "ROWS + P_COLUMNS if", "wide"),
     # --- lists of tiles
     "the head is in the bits of the tile": Defect(
         "listed", "self.entry >> (1 + TILE_BITS)", "self.entry >> 2", "lists",

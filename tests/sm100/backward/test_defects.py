@@ -50,6 +50,8 @@ PROBLEMS = {
     "dlse": Problem(140, 130),
     # a tile of keys after the last query, whose float32 zeros also take two chunks; both halves of both depths
     "float32": Problem(100, 150, window=(None, -50)),
+    # the one slot for the second tile turns three times for both owners; tiles are cut and whole
+    "wide": Problem(300, 290, heads=(2, 1), depths=(192, 128), window=(None, 0)),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),
 }

@@ -33,6 +33,9 @@ PROBLEMS = {
     "the smallest head dim": Problem(130, 150, depths=(8, 8)),
     "V wider than K": Problem(130, 150, depths=(64, 128), window=CAUSAL),
     "K wider than V": Problem(130, 150, depths=(128, 64)),
+    # P and dP in columns of their own for dQ, and for dK beside a narrow V; one slot for V and dO, used three times
+    "DeepSeek's head dims": Problem(200, 300, heads=(2, 1), depths=(192, 128), window=CAUSAL),
+    "K wider than 128, V as narrow as dK needs": Problem(150, 150, depths=(136, 64)),
 }
 
 
@@ -55,6 +58,7 @@ IN_FLOAT32 = (
     "head dim 64",
     "head dims that are padded",
     "the smallest head dim",
+    "DeepSeek's head dims",
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from benchmarks.cycle_model import hopper_energy, plots, power  # noqa: E402
+from benchmarks.cycle_model import backward, hopper_energy, plots, power  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.blueprint import choices, tuning  # noqa: E402
@@ -342,6 +342,9 @@ def documents() -> dict[Path, str]:
         ),
         DOCS / "emulator_coverage.md": between_marks(
             (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()
+        ),
+        DOCS / "backward.md": between_marks(
+            (DOCS / "backward.md").read_text(), "backward", backward.table()
         ),
         DOCS / "verification.md": verification((DOCS / "verification.md").read_text()),
     }

@@ -18,9 +18,8 @@ from ..instructions import tensor_memory
 from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
 from . import store, weights
-from .barriers import SLOTS
 from .config import GRANULE, P_COLUMNS, ROWS, STATS
-from .operands import OwnerArgs
+from .operands import OwnerArgs, place_of_dp
 from .work import Place, Work, bands_of, moved
 
 BATCH = 32  # columns in registers at a time, in addition to P
@@ -73,7 +72,7 @@ def tile(
     """One tile of scores. thread: a Thread; at: (slot, turn, place); cut: what is_cut says."""
     slot, n, place = at
     if cutlass.const_expr(owner.owns_keys):
-        cta.other_full.wait(2 * slot.index, slot.phase)
+        cta.other_full.wait(slot.index, slot.phase)
     cta.s_ready.wait(0, n & 1)
     tensor_memory.fence_after()
     p = make_p(cfg, owner, args, cta, thread, work, at, cut)
@@ -81,12 +80,13 @@ def tile(
         tensor_memory.wait_store()
     tensor_memory.fence_before()
     cta.s_read.arrive(0)
-    cta.dp_ready.wait(0, n & 1)
+    dp = place_of_dp(owner, n)
+    cta.dp_ready.wait(dp.index, dp.phase)
     tensor_memory.fence_after()
-    make_ds(owner, cta, thread, slot, p)
+    make_ds(owner, cta, thread, slot, dp, p)
     tensor_memory.wait_store()
     tensor_memory.fence_before()
-    cta.ds_ready.arrive(0)
+    cta.ds_ready.arrive(dp.index)
 
 
 def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
@@ -119,9 +119,9 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
     return kept
 
 
-def make_ds(owner, cta, thread, slot: Slot, p: list):
-    """dS without the scale, stored over dP. p: as make_p returns it."""
-    ds, at = [], thread.lanes + owner.dp_column
+def make_ds(owner, cta, thread, slot: Slot, place: Slot, p: list):
+    """dS without the scale, stored over dP. place: of dP; p: as make_p returns it."""
+    ds, at = [], thread.lanes + owner.dp_column + place.index * ROWS
     for column, dp in tensor_memory.load_batches(at, GRANULE, BATCH):
         delta = [thread.delta] * BATCH
         if owner.owns_keys:
@@ -141,5 +141,5 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
             tile(cfg, owner, args, cta, thread, work, at, True)
         else:
             tile(cfg, owner, args, cta, thread, work, at, False)
-        slot, place = slot.next(SLOTS), place.next(work)
+        slot, place = slot.next(owner.slots[0]), place.next(work)
     store.run(cfg, owner, args, cta, thread, work)

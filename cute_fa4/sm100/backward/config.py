@@ -9,9 +9,10 @@
 Both have the same roles, so one set of files serves both. P and dS in tensor memory are operand A of the second
 products; no tile is ever transposed or staged. Tensor memory, and what takes less of it beyond head dim 128 of q and k:
 
-    columns 0 ... 511      | S, P over S | dP, dS over dP | dQ or dK, 128 | dV, 128 |
-    dQ of 192 columns      | S           | dP, dS over dP | dQ, 192                 |
-    dK of 192 columns      | S, then dP, then dS | P, 64  | dK, 192       | dV, 128 |
+    columns 0 ... 511          | S           | dP, dS over dP | next dP | dQ, 128       |
+    dK, dV of 128 columns      | S, P over S | dP, dS over dP | dK, 128 | dV, 128       |
+    dQ of 192 columns          | S           | dP, dS over dP | dQ, 192                 |
+    dK of 192 and dV of 128    | S, then dP, then dS | P, 64  | dK, 192       | dV, 128 |
 """
 
 from dataclasses import dataclass
@@ -36,11 +37,13 @@ from ..blueprint.score_mods import ScoreMod
 from ..traced.shared import DISTANCES, sharing
 from ..traced.trace import Element
 from . import barriers
-from .barriers import COMPUTE, SLOTS
+from .barriers import COMPUTE
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
 MOST_DEPTHS = 192, 128  # of q and k, of v
+# Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are.
+RINGS = (3, 2), (2, 2), (2, 1)
 SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 TILE_BITS, TURN_BITS = 20, 10  # of an entry of a list: a tile, a head of the group (listed.py)
@@ -51,7 +54,7 @@ P_COLUMNS = (
 
 @dataclass(frozen=True)
 class BackwardSmem(SmemMap):
-    """own: two tiles, overwritten by results at the end; ring: slots of two tiles; stats: those of the slots.
+    """own: two tiles, overwritten by results at the end; ring: slots of tile 0, of tile 1; stats: those of tile 0.
 
     distances: sums of the warps over equal distances, two buffers
     """
@@ -93,19 +96,6 @@ class Owner:
         return tuple(MNMajorTile(ROWS, depth) for depth in self.depths)
 
     @property
-    def slot_bytes(self) -> int:
-        return sum(tile.nbytes for tile in self.tiles)
-
-    @property
-    def single(self) -> bool:
-        """Whether the ring has one slot for tile 1, because shared memory ends before the second."""
-        return (1 + SLOTS) * self.slot_bytes > SMEM_CAPACITY_BYTES
-
-    @property
-    def ring_bytes(self) -> int:
-        return SLOTS * self.slot_bytes - self.single * self.tiles[1].nbytes
-
-    @property
     def results(self) -> tuple[int, ...]:
         """Which of `depths` each result has: dK, dV, or dQ alone, or none."""
         return {"keys": (0, 1), "queries": (0,), "scores": ()}[self.name]
@@ -120,6 +110,12 @@ class Owner:
         return 2 * ROWS + sum(self.depths[i] for i in self.results) > TMEM_COLUMNS
 
     @property
+    def dp_buffers(self) -> int:
+        """How many dP fit into tensor memory: with two, the next one is made before dS takes the place of this one."""
+        columns = sum(self.depths[i] for i in self.results)
+        return 2 if columns and 3 * ROWS + columns <= TMEM_COLUMNS else 1
+
+    @property
     def p_column(self) -> int:
         return ROWS if self.shares else self.s_column
 
@@ -129,7 +125,7 @@ class Owner:
 
     def result_column(self, result: int) -> int:
         """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
-        of_scores = ROWS + 2 * P_COLUMNS if self.shares else 2 * ROWS
+        of_scores = ROWS + 2 * P_COLUMNS if self.shares else (1 + self.dp_buffers) * ROWS
         return of_scores + result * self.depths[0]
 
     @property
@@ -141,16 +137,34 @@ class Owner:
 
     @property
     def barriers(self) -> BarrierTable:
-        return barriers.table(self.owns_keys, self.single)
+        return barriers.table(self.owns_keys, sum(self.slots), self.dp_buffers)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Slots of the ring for tile 0 and tile 1: as many as shared memory has room for.
+
+        >>> config = BackwardConfig("bf16", 192, 128)
+        >>> config.owner("keys").slots, BackwardConfig("bf16", 128, 128).owner("queries").slots
+        ((2, 1), (3, 2))
+        """
+        rings = RINGS if self.dp_buffers == 2 else RINGS[1:]
+        fitting = (x for x in rings if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
+        return next(fitting, RINGS[-1])
 
     @property
     def smem(self) -> BackwardSmem:
+        return self.smem_of(self.slots)
+
+    def smem_of(self, slots: tuple[int, int]) -> BackwardSmem:
+        """Shared memory with so many slots."""
+        table = barriers.table(self.owns_keys, sum(slots), self.dp_buffers)
+        ring = zip(slots, self.tiles, strict=True)
         return BackwardSmem.of_sizes(
-            own=self.slot_bytes,
-            ring=self.ring_bytes,
-            stats=SLOTS * STATS * F32_BYTES * self.owns_keys,
+            own=sum(tile.nbytes for tile in self.tiles),
+            ring=sum(number * tile.nbytes for number, tile in ring),
+            stats=slots[0] * STATS * F32_BYTES * self.owns_keys,
             distances=2 * self.tables * len(COMPUTE) * SPAN * F32_BYTES,
-            mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),
+            mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,
         )
 

@@ -53,7 +53,6 @@ class CTA:
     dp_ready: Event
     ds_ready: Event
     done: Event
-    second_empty: Event | None = None
 
 
 @dataclass(frozen=True)

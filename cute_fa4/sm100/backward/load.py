@@ -8,11 +8,8 @@ come with other 0, on the same barrier.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
 
-from ..sync.pipelines import Slot
 from . import operands
-from .barriers import SLOTS
 from .config import ROWS, STATS
 from .operands import OwnerArgs
 from .work import Place, Work, kv_head, q_head
@@ -40,34 +37,29 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
     operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
 
 
-def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slot: Slot, i: int):
-    """Tile i of a slot of it."""
+def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, i: int):
+    """Tile i of the other side, where there is room."""
     tile, with_stats = owner.tiles[i], owner.owns_keys and i == 0
     nbytes = tile.nbytes + STATS * 4 * with_stats
-    mbarrier = cta.other_full.arrive_and_expect(2 * slot.index + i, nbytes)
-    address = cta.ring_address + slot.index * owner.slot_bytes + i * owner.tiles[0].nbytes
+    mbarrier = cta.other_full.arrive_and_expect(operands.ring_index(owner, slots, i), nbytes)
+    address = operands.ring_address(owner, cta, slots, i)
     head = q_head(owner, work, place) if owner.owns_keys else kv_head(owner, args.sizes, work)
     rows = other_rows(owner, work, place)
     operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
     if with_stats:
         line = work.sequence.stats_tile + place.tile
-        to = cta.stats_address + slot.index * (STATS * 4)
+        to = cta.stats_address + slots[0].index * (STATS * 4)
         operands.load_stats(args.stats, head, line, to, mbarrier)
 
 
 @cute.jit
 def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, work: Work):
     """Everything that a CTA copies in."""
-    slot, place = Slot(Int32(0), Int32(1)), Place.of(work)
+    slots, place = operands.first_slots(1), Place.of(work)
     for n in cutlass.range(work.count, unroll=1):
-        cta.other_empty.wait(slot.index, slot.phase)
-        if n == 0:
-            load_own(cfg, owner, args, cta, work, 0)
-        load_other(cfg, owner, args, cta, work, place, slot, 0)
-        if n == 0:
-            load_own(cfg, owner, args, cta, work, 1)
-        of_second = operands.second_slot(owner, slot, n + 1)
-        if cutlass.const_expr(owner.single):
-            cta.second_empty.wait(0, of_second.phase)
-        load_other(cfg, owner, args, cta, work, place, of_second, 1)
-        slot, place = slot.next(SLOTS), place.next(work)
+        for i in cutlass.range_constexpr(2):
+            cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)
+            if n == 0:
+                load_own(cfg, owner, args, cta, work, i)
+            load_other(cfg, owner, args, cta, work, place, slots, i)
+        slots, place = operands.next_slots(owner, slots), place.next(work)

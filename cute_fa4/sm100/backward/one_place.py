@@ -1,4 +1,4 @@
-"""The MMA warp where dP takes the columns of S (Owner.shares), and tile 1 has one slot: dK of more than 128 columns.
+"""The MMA warp where dP takes the columns of S (Owner.shares): dK of more than 128 columns.
 
     turn n       dP[n]           dV += P[n] dO    dK += dS[n] Q    S[n+1]
     waits for    P[n], dO[n]                      dS[n]            Q[n+1]
@@ -12,9 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..instructions import tensor_memory
-from ..sync.pipelines import Slot
-from .barriers import SLOTS
-from .operands import second_slot
+from .operands import first_slots, next_slots
 from .products import add, make
 from .work import Work
 
@@ -22,20 +20,18 @@ from .work import Work
 @cute.jit
 def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
     """Every product of a CTA."""
-    slot, count = Slot(Int32(0), Int32(0)), work.count
+    slots, count = first_slots(0), work.count
     if count > 0:
-        make(owner, cta, tmem, slot, 0, Int32(0))
+        make(owner, cta, tmem, slots, 0, Int32(0))
         for n in cutlass.range(count, unroll=1):
             cta.s_read.wait(0, n & 1)
             tensor_memory.fence_after()
-            make(owner, cta, tmem, slot, 1, n)
-            add(owner, cta, tmem, second_slot(owner, slot, n), 1, n > 0)
-            cta.second_empty.commit(0)
+            make(owner, cta, tmem, slots, 1, n)
+            add(owner, cta, tmem, slots, 1, n)
             cta.ds_ready.wait(0, n & 1)
             tensor_memory.fence_after()
-            add(owner, cta, tmem, slot, 0, n > 0)
-            cta.other_empty.commit(slot.index)
-            slot = slot.next(SLOTS)
+            add(owner, cta, tmem, slots, 0, n)
+            slots = next_slots(owner, slots)
             if n + 1 < count:
-                make(owner, cta, tmem, slot, 0, n + 1)
+                make(owner, cta, tmem, slots, 0, n + 1)
         cta.done.commit(0)

@@ -86,9 +86,31 @@ def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, ch
     copies.store_tile(operand, dtype, address, at, further, first_column=column)
 
 
-def second_slot(owner, slot: Slot, n) -> Slot:
-    """The slot of tile 1 in turn n, whose tile 0 is in `slot`: the same, or the only one that there is."""
-    return Slot(Int32(0), n & 1) if owner.single else slot
+def first_slots(phase: int) -> tuple[Slot, Slot]:
+    """Where both tiles of the ring begin. phase: 0 for who waits for tiles, 1 for who waits for room."""
+    return Slot(Int32(0), Int32(phase)), Slot(Int32(0), Int32(phase))
+
+
+def next_slots(owner, slots: tuple) -> tuple[Slot, Slot]:
+    return tuple(slot.next(number) for slot, number in zip(slots, owner.slots, strict=True))
+
+
+def ring_index(owner, slots: tuple, i: int):
+    """The barrier of tile i."""
+    return slots[i].index + i * owner.slots[0]
+
+
+def ring_address(owner, cta, slots: tuple, i: int):
+    """Where tile i is."""
+    behind = i * owner.slots[0] * owner.tiles[0].nbytes
+    return cta.ring_address + behind + slots[i].index * owner.tiles[i].nbytes
+
+
+def place_of_dp(owner, n) -> Slot:
+    """Where the dP of turn n is."""
+    if owner.dp_buffers == 2:
+        return Slot(n & 1, (n >> 1) & 1)
+    return Slot(Int32(0), n & 1)
 
 
 def load_stats(stats: cute.Tensor, head, tile, address, mbarrier):

@@ -5,6 +5,9 @@
 
 While the compute warps make dS[n], the tensor core makes S[n+1]; while they make P[n+1], it adds dS[n] Q and makes
 dP[n+1]. S[n+1] overwrites P[n] after the product that reads it, and dP[n+1] overwrites dS[n]: MMAs run in order.
+
+Where a second dP fits (Owner.dp_buffers), it does not wait for dS[n]: dP[n+1] follows S[n+1], and takes the place of
+dS[n-1], which has been read.
 """
 
 import cutlass
@@ -14,39 +17,37 @@ from cutlass import Int32
 from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
-from ..sync.pipelines import Slot
-from .barriers import SLOTS
 from .config import GRANULE, P_COLUMNS, ROWS
-from .operands import OwnerArgs, second_slot
+from .operands import OwnerArgs, first_slots, next_slots, place_of_dp, ring_address, ring_index
 from .work import Work
 
 STEPS_OF_CHUNK = GRANULE // 16
 STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step
 
 
-def multiply(owner, cta, tmem, slot: Slot, i: int):
-    """S (i = 0) or dP (i = 1) of own tile i and tile i of a slot of it; both are ready."""
+def multiply(owner, cta, tmem, slots: tuple, i: int):
+    """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring; both are ready."""
     tile, behind = owner.tiles[i], i * owner.tiles[0].nbytes
     own, high, steps = mma_tile(tile, cta.own_address + behind, tile.num_steps)
-    ring = cta.ring_address + slot.index * owner.slot_bytes + behind
-    other, _, _ = mma_tile(tile, ring, tile.num_steps)
+    other, _, _ = mma_tile(tile, ring_address(owner, cta, slots, i), tile.num_steps)
     computes = InstructionDescriptor(ROWS, ROWS, owner.dtype, owner.dtype)
     column = owner.dp_column if i else owner.s_column
     pairs = [(step, step) for step in steps]
     tensor_core.mma_ss(tmem + column, own, other, pairs, computes, high, high, accumulate=False)
 
 
-def add(owner, cta, tmem, slot: Slot, result: int, accumulate):
-    """A sum: dQ or dK (result 0) of dS and tile 0 of a slot of it, or dV (1) of P and tile 1."""
-    tile, behind = owner.summed_tiles[result], result * owner.tiles[0].nbytes
-    ring = cta.ring_address + slot.index * owner.slot_bytes + behind
+def add(owner, cta, tmem, slots: tuple, result: int, n):
+    """A sum of turn n: dQ or dK (result 0) of dS and tile 0 of the ring, or dV (1) of P and tile 1. Frees the tile."""
+    tile = owner.summed_tiles[result]
+    ring = ring_address(owner, cta, slots, result)
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
-    first = owner.p_column if result else owner.dp_column
+    first = owner.p_column if result else owner.dp_column + place_of_dp(owner, n).index * ROWS
     apart = P_COLUMNS if result and owner.shares else GRANULE
     steps = [(column_of_step(step, apart), offset) for step, offset in enumerate(offsets)]
     computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
     column = tmem + owner.result_column(result)
-    tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate)
+    tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)
+    cta.other_empty.commit(ring_index(owner, slots, result))
 
 
 def column_of_step(step: int, apart: int) -> int:
@@ -62,20 +63,21 @@ def column_of_step(step: int, apart: int) -> int:
 
 
 @cute.jit
-def make(owner: cutlass.Constexpr, cta, tmem: Int32, slot: Slot, i: cutlass.Constexpr, n: Int32):
-    """S or dP of turn n, as soon as its tiles are ready. slot: of tile 0."""
+def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Constexpr, n: Int32):
+    """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads."""
     if n == 0:
         cta.own_full.wait(i, 0)
+    place = place_of_dp(owner, n)
     if cutlass.const_expr(i == 1):
-        slot = second_slot(owner, slot, n)
-    cta.other_full.wait(2 * slot.index + i, slot.phase)
-    multiply(owner, cta, tmem, slot, i)
+        tmem = tmem + place.index * ROWS
+    cta.other_full.wait(ring_index(owner, slots, i), slots[i].phase)
+    multiply(owner, cta, tmem, slots, i)
     if cutlass.const_expr(i == 1):
-        cta.dp_ready.commit(0)
-        if cutlass.const_expr(owner.single and 1 not in owner.results):
-            cta.second_empty.commit(0)
+        cta.dp_ready.commit(place.index)
     elif cutlass.const_expr(owner.results):
         cta.s_ready.commit(0)
+    if cutlass.const_expr(i not in owner.results):
+        cta.other_empty.commit(ring_index(owner, slots, i))
 
 
 @cute.jit
@@ -88,25 +90,28 @@ def run(
     work: Work,
 ):
     """Every product of a CTA."""
-    slot, count = Slot(Int32(0), Int32(0)), work.count
+    slots, count = first_slots(0), work.count
     if count > 0:
-        make(owner, cta, tmem, slot, 0, Int32(0))
-        make(owner, cta, tmem, slot, 1, Int32(0))
+        make(owner, cta, tmem, slots, 0, Int32(0))
+        make(owner, cta, tmem, slots, 1, Int32(0))
         for n in cutlass.range(count, unroll=1):
-            following = slot.next(SLOTS)
+            following = next_slots(owner, slots)
             cta.s_read.wait(0, n & 1)
             tensor_memory.fence_after()
             if cutlass.const_expr(owner.owns_keys):
-                add(owner, cta, tmem, slot, 1, n > 0)
+                add(owner, cta, tmem, slots, 1, n)
             if n + 1 < count:
                 make(owner, cta, tmem, following, 0, n + 1)
-            cta.ds_ready.wait(0, n & 1)
+                if cutlass.const_expr(owner.dp_buffers == 2):
+                    make(owner, cta, tmem, following, 1, n + 1)
+            place = place_of_dp(owner, n)
+            cta.ds_ready.wait(place.index, place.phase)
             tensor_memory.fence_after()
-            add(owner, cta, tmem, slot, 0, n > 0)
-            cta.other_empty.commit(slot.index)
-            if n + 1 < count:
-                make(owner, cta, tmem, following, 1, n + 1)
-            slot = following
+            add(owner, cta, tmem, slots, 0, n)
+            if cutlass.const_expr(owner.dp_buffers == 1):
+                if n + 1 < count:
+                    make(owner, cta, tmem, following, 1, n + 1)
+            slots = following
         cta.done.commit(0)
 
 

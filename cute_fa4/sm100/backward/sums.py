@@ -29,10 +29,10 @@ from ..sync.pipelines import Slot
 from ..traced.shared import DISTANCES
 from ..traced.shared import ROWS as OF_ROWS
 from . import products, weights
-from .barriers import COMPUTE, COMPUTE_THREADS, SLOTS
+from .barriers import COMPUTE, COMPUTE_THREADS
 from .compute import BATCH
 from .config import GRANULE, ROWS, SPAN
-from .operands import OwnerArgs
+from .operands import OwnerArgs, first_slots, next_slots
 from .work import Place, Work, bands_of, moved
 
 WRITTEN = 5  # named barrier of the compute warps: the sums of all warps are in shared memory
@@ -48,7 +48,7 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
     of_rows.fill(0.0)
     for n in cutlass.range(work.count, unroll=1):
         tile(cfg, owner, args, cta, thread, work, (slot, n, place), of_rows)
-        slot, place = slot.next(SLOTS), place.next(work)
+        slot, place = slot.next(owner.slots[0]), place.next(work)
     if work.count > 0:
         cta.done.wait(0, 0)  # a CTA outlives its commits
     for number, (*_, shared) in enumerate(cfg.summed):
@@ -66,14 +66,13 @@ def line_of(args: OwnerArgs, number: int) -> cute.Tensor:
 @cute.jit
 def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
     """The MMA warp: S and dP of every tile, one commit for both, and one barrier after both have been read."""
-    slot, count = Slot(Int32(0), Int32(0)), work.count
+    slots, count = first_slots(0), work.count
     for n in cutlass.range(count, unroll=1):
-        products.make(owner, cta, tmem, slot, 0, n)
-        products.make(owner, cta, tmem, slot, 1, n)
-        cta.other_empty.commit(slot.index)
+        products.make(owner, cta, tmem, slots, 0, n)
+        products.make(owner, cta, tmem, slots, 1, n)
         cta.ds_ready.wait(0, n & 1)
         tensor_memory.fence_after()
-        slot = slot.next(SLOTS)
+        slots = next_slots(owner, slots)
     if count > 0:
         cta.done.commit(0)
 

@@ -5,6 +5,7 @@ Left out, because they change nothing:
     the compute warps do not wait for other_full       the MMA warp has, before the commit to s_ready that they wait for
     an L of -inf stays as it is (delta.py)             its row sees no key, so masks put 0 in the place of every P
     warpgroup 0 stores all chunks                      they are the same chunks
+    the ring of K has as many slots as that of V       one of its three is then not used
 """
 
 from tests.sm100.backward.damaged import Defect
@@ -15,12 +16,12 @@ DEFECTS = {
     "S is awaited with the other parity": Defect(
         "compute", "s_ready.wait(0, n & 1)", "s_ready.wait(0, (n + 1) & 1)", "causal",
     ),
-    "dP is read before it is there": Defect("compute", "    cta.dp_ready.wait(0, n & 1)\n", "", "causal"),
+    "dP is read before it is there": Defect("compute", "    cta.dp_ready.wait(dp.index, dp.phase)\n", "", "causal"),
     "no fence behind S": Defect(
         "compute", "s_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "s_ready.wait(0, n & 1)", "causal",
     ),
     "no fence behind dP": Defect(
-        "compute", "dp_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "dp_ready.wait(0, n & 1)", "causal",
+        "compute", "(dp.index, dp.phase)\n    tensor_memory.fence_after()", "(dp.index, dp.phase)", "causal",
     ),
     "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.s_read", "cta.s_read", "causal"),
     "no fence before dS": Defect("compute", "tensor_memory.fence_before()\n    cta.ds_ready", "cta.ds_ready", "causal"),
@@ -32,37 +33,45 @@ DEFECTS = {
         "compute", "    p = make_p(", "    cta.s_read.arrive(0)\n    p = make_p(", "causal",
     ),
     "P is not awaited": Defect("products", "            cta.s_read.wait(0, n & 1)\n", "", "causal"),
-    "dS is not awaited": Defect("products", "            cta.ds_ready.wait(0, n & 1)\n", "", "causal"),
+    "dS is not awaited": Defect("products", "            cta.ds_ready.wait(place.index, place.phase)\n", "", "causal"),
     "dS is awaited with the other parity": Defect(
-        "products", "ds_ready.wait(0, n & 1)", "ds_ready.wait(0, (n + 1) & 1)", "causal",
+        "products", "(place.index, place.phase)", "(place.index, place.phase ^ 1)", "causal",
     ),
     "no fence before dV": Defect(
         "products", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "causal",
     ),
     "no fence before dK": Defect(
-        "products", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()",
-        "ds_ready.wait(0, n & 1)", "causal",
+        "products", "(place.index, place.phase)\n            tensor_memory.fence_after()",
+        "(place.index, place.phase)", "causal",
     ),
     "dP waits for the tile of S": Defect(
-        "products", "other_full.wait(2 * slot.index + i,", "other_full.wait(2 * slot.index,", "causal",
+        "products", "ring_index(owner, slots, i), slots[i].phase",
+        "ring_index(owner, slots, 0), slots[0].phase", "causal",
     ),
     "dP waits for the own tile of S": Defect("products", "own_full.wait(i, 0)", "own_full.wait(0, 0)", "causal"),
-    "S is raised for dP": Defect("products", "cta.dp_ready.commit(0)", "cta.s_ready.commit(0)", "causal"),
-    "a slot is free before dK": Defect(
-        "products", "add(owner, cta, tmem, slot, 0, n > 0)\n            cta.other_empty.commit(slot.index)",
-        "cta.other_empty.commit(slot.index)\n            add(owner, cta, tmem, slot, 0, n > 0)", "causal",
+    "S is raised for dP": Defect("products", "cta.dp_ready.commit(place.index)", "cta.s_ready.commit(0)", "causal"),
+    "a tile is free before it is added": Defect(
+        "products",
+        "tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)\n"
+        "    cta.other_empty.commit(ring_index(owner, slots, result))\n",
+        "cta.other_empty.commit(ring_index(owner, slots, result))\n"
+        "    tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)\n",
+        "causal",
     ),
     "the other slot is free": Defect(
-        "products", "other_empty.commit(slot.index)", "other_empty.commit(following.index)", "causal",
+        "products", "ring_index(owner, slots, result)", "ring_index(owner, next_slots(owner, slots), result)", "causal",
     ),
     "done before every dK": Defect(
-        "products", "            add(owner, cta, tmem, slot, 0, n > 0)\n",
-        "            cta.done.commit(0)\n            add(owner, cta, tmem, slot, 0, n > 0)\n",
+        "products", "            add(owner, cta, tmem, slots, 0, n)\n",
+        "            cta.done.commit(0)\n            add(owner, cta, tmem, slots, 0, n)\n",
         "causal",
     ),
     "the last tile is skipped": Defect("products", "cutlass.range(count,", "cutlass.range(count - 1,", "causal"),
-    "loads wait for what is free": Defect("load", "Slot(Int32(0), Int32(1))", "Slot(Int32(0), Int32(0))", "causal"),
-    "loads do not wait": Defect("load", "        cta.other_empty.wait(slot.index, slot.phase)\n", "", "causal"),
+    "loads wait for what is free": Defect("load", "first_slots(1)", "first_slots(0)", "causal"),
+    "loads do not wait": Defect(
+        "load", "            cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)\n",
+        "", "causal",
+    ),
     "numbers are not announced": Defect("load", "tile.nbytes + STATS * 4 * with_stats", "tile.nbytes", "causal"),
     "results before they are complete": Defect("store", "            cta.done.wait(0, 0)\n", "", "causal"),
     "no fence before results": Defect("store", "            tensor_memory.fence_after()\n", "", "causal"),
@@ -92,16 +101,18 @@ DEFECTS = {
     ),
     "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "causal"),
     "compute stays at slot 0": Defect(
-        "compute", "slot, place = slot.next(SLOTS), place.next(work)", "place = place.next(work)", "causal",
+        "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)", "place = place.next(work)", "causal",
     ),
     "masks stay at the first tile": Defect(
-        "compute", "slot, place = slot.next(SLOTS), place.next(work)", "slot = slot.next(SLOTS)", "causal",
+        "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)",
+        "slot = slot.next(owner.slots[0])", "causal",
     ),
     "dS of the second warpgroup elsewhere": Defect(
         "products", "chunk * apart + inside", "chunk * P_COLUMNS + inside", "causal",
     ),
     "sums read slot 0": Defect(
-        "products", "slot.index * owner.slot_bytes + behind\n    start", "behind\n    start", "causal",
+        "products", "ring_address(owner, cta, slots, result)",
+        "ring_address(owner, cta, first_slots(0), result)", "causal",
     ),
     "numbers of the first sequence": Defect("load", "work.sequence.stats_tile + place.tile", "place.tile", "window"),
     "L of the first tile": Defect(
@@ -124,9 +135,9 @@ DEFECTS = {
     "chunks overlap": Defect("store", "chunk * CHUNK_BYTES) * pieces", "chunk * CHUNK_BYTES)", "float32"),
     "columns of 16 bits": Defect("operands", "chunk * cfg.stored_columns", "chunk * GRANULE", "float32"),
     # --- numbers
-    "dK begins with what was there": Defect("products", "slot, 0, n > 0", "slot, 0, n >= 0", "causal"),
-    "dV begins with what was there": Defect("products", "slot, 1, n > 0", "slot, 1, n >= 0", "causal"),
-    "dV of the last tile alone": Defect("products", "slot, 1, n > 0", "slot, 1, n < 0", "causal"),
+    "dK begins with what was there": Defect("products", "n > 0)", "n + (result == 0) > 0)", "causal"),
+    "dV begins with what was there": Defect("products", "n > 0)", "n + (result == 1) > 0)", "causal"),
+    "dV of the last tile alone": Defect("products", "n > 0)", "(n < 0 if result else n > 0))", "causal"),
     "S without the scale": Defect("weights", "score * args.scale_log2", "score", "causal"),
     "dS without delta": Defect("compute", "x * (y - z)", "x * y", "causal"),
     "dQ and dK without the scale": Defect("store", "result == 0", "result == 2", "causal"),
@@ -304,7 +315,42 @@ DEFECTS = {
     "launches begin at the first CTA": Defect(
         "kernel", "block = block + args.first", "block = block + 0", "four launches",
     ),
-    # --- head dims of more than 128: S and dP in one place, one slot for the second tile
+    # --- a ring for each tile of the other side
+    "a tile that was added is never free": Defect(
+        "products", "    cta.other_empty.commit(ring_index(owner, slots, result))\n", "", "causal",
+    ),
+    "V is never free where queries are owned": Defect(
+        "products", "        cta.other_empty.commit(ring_index(owner, slots, i))\n", "        pass\n", "causal",
+    ),
+    "the ring of V begins in that of K": Defect("operands", "i * owner.slots[0] * owner", "i * owner", "causal"),
+    "both rings share barriers": Defect(
+        "operands", "slots[i].index + i * owner.slots[0]", "slots[i].index + i", "causal",
+    ),
+    "the ring of V is as long as that of K": Defect(
+        "operands", "zip(slots, owner.slots, strict", "zip(slots, owner.slots[:1] * 2, strict", "causal",
+    ),
+    "the only slot for dO is two": Defect(
+        "operands", "zip(slots, owner.slots, strict", "zip(slots, (owner.slots[0], 2), strict", "wide",
+    ),
+    # --- two places of dP, where queries are owned
+    "both dP have one place and one barrier": Defect(
+        "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(Int32(0), n & 1)", "causal",
+    ),
+    "the places of dP have the parities of turns": Defect(
+        "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(n & 1, n & 1)", "causal",
+    ),
+    "dP is written over dS": Defect("products", "tmem + place.index * ROWS", "tmem", "causal"),
+    "dQ reads the dS of the first place": Defect(
+        "products", "owner.dp_column + place_of_dp(owner, n).index * ROWS", "owner.dp_column", "causal",
+    ),
+    "dS is made of the first dP": Defect(
+        "compute", "owner.dp_column + place.index * ROWS", "owner.dp_column", "causal",
+    ),
+    "dP is raised at its first place": Defect(
+        "products", "cta.dp_ready.commit(place.index)", "cta.dp_ready.commit(0)", "causal",
+    ),
+    "dQ over the second dP": Defect("config", "(1 + self.dp_buffers) * ROWS", "2 * ROWS", "causal"),
+    # --- head dims of more than 128: S and dP in one place
     "P is not awaited before dP": Defect("one_place", "            cta.s_read.wait(0, n & 1)\n", "", "wide"),
     "no fence before dP": Defect(
         "one_place", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "wide",
@@ -314,36 +360,10 @@ DEFECTS = {
         "one_place", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
         "wide",
     ),
-    "a slot is free before dK of wide heads": Defect(
-        "one_place", "add(owner, cta, tmem, slot, 0, n > 0)\n            cta.other_empty.commit(slot.index)",
-        "cta.other_empty.commit(slot.index)\n            add(owner, cta, tmem, slot, 0, n > 0)", "wide",
-    ),
-    "the only slot is free before dV": Defect(
-        "one_place",
-        "add(owner, cta, tmem, second_slot(owner, slot, n), 1, n > 0)\n            cta.second_empty.commit(0)",
-        "cta.second_empty.commit(0)\n            add(owner, cta, tmem, second_slot(owner, slot, n), 1, n > 0)",
-        "wide",
-    ),
-    "the only slot is never free": Defect("one_place", "            cta.second_empty.commit(0)\n", "", "wide"),
-    "dV of wide heads begins with what was there": Defect("one_place", "n), 1, n > 0", "n), 1, n >= 0", "wide"),
-    "dK of wide heads begins with what was there": Defect("one_place", "slot, 0, n > 0", "slot, 0, n >= 0", "wide"),
     "the last tile of wide heads is skipped": Defect(
         "one_place", "cutlass.range(count,", "cutlass.range(count - 1,", "wide",
     ),
     "the results of wide heads are never complete": Defect("one_place", "        cta.done.commit(0)\n", "", "wide"),
-    "the only slot with the other parity": Defect(
-        "operands", "Slot(Int32(0), n & 1)", "Slot(Int32(0), (n + 1) & 1)", "wide",
-    ),
-    "the only slot with one parity": Defect("operands", "Slot(Int32(0), n & 1)", "Slot(Int32(0), Int32(0))", "wide"),
-    "loads do not wait for the only slot": Defect(
-        "load", "            cta.second_empty.wait(0, of_second.phase)\n", "            pass\n", "wide",
-    ),
-    "loads wait for what is free in the only slot": Defect(
-        "load", "second_slot(owner, slot, n + 1)", "second_slot(owner, slot, n)", "wide",
-    ),
-    "dP frees no slot where queries are owned": Defect(
-        "products", "            cta.second_empty.commit(0)\n", "            pass\n", "wide",
-    ),
     "dV takes P as far apart as dS": Defect("products", "P_COLUMNS if result", "GRANULE if result", "wide"),
     "P is as far apart as dS": Defect("compute", "(GRANULE - P_COLUMNS)", "0", "wide"),
     "P over S, which dP overwrites": Defect(

@@ -34,8 +34,8 @@ BUDGET = 20_000_000  # instructions of a launch, ten times what it needs: some d
 
 # Why each problem has its sizes.
 PROBLEMS = {
-    # three key tiles turn the ring of the owner of queries; two tiles of two heads that of the owner of keys twice
-    "causal": Problem(200, 330, heads=(4, 2), window=(None, 0)),
+    # four key tiles turn the rings of the owner of queries; two tiles of two heads those of the owner of keys twice
+    "causal": Problem(200, 400, heads=(4, 2), window=(None, 0)),
     # one score, HEAVY, is cut from a tile that is otherwise whole: at the beginning of a query's keys, so at the
     # end of a key's queries; a right side would cut the same tile at its other end
     "cut by one": Problem(256, 256, window=(126, None)),

@@ -13,8 +13,8 @@ from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.backward.problems import Problem, attended, run
 
-# Three tiles of both sides and two heads: slots of the ring are used again, tiles are cut and whole.
-PROBLEM = Problem(300, 290, heads=(2, 1), window=(None, 0))
+# Three tiles of queries of two heads and four of keys: slots of every ring are used again, tiles are cut and whole.
+PROBLEM = Problem(300, 400, heads=(2, 1), window=(None, 0))
 DEFECTS = {
     "tensor memory is read before a barrier orders it": r"tcgen05\.fence::after_thread_sync;",
     "a barrier is raised before tensor memory was read or written": r"tcgen05\.fence::before_thread_sync;",

@@ -191,7 +191,9 @@ BACKWARD = {
     "used": Field("switch", "lengths of sequences, or key_limit, are tensors; default: off"),
     **{name: CONFIG[name] for name in ("causal", "mask", "score_mod", "mask_mod", "aux")},
     "dlse": Field("switch", "the log-sum-exp has a gradient; default: off"),
-    "in_float32": Field("switch", "the gradients are float32; default: off, as dtype"),
+    "accumulate": Field(
+        "switch", "the gradients are added to float32 tensors; default: off, stored as dtype"
+    ),
     "listed": Field("switch", "calls have lists of key blocks; default: off"),
     "wanted": Field(
         "numbers",

@@ -10,7 +10,8 @@ from cute_fa4.aot.model_kernels import kernels
 def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
     """The kernels of the backward pass. ValueError for a model that has none.
 
-    Gradients of parts on several ranks are float32, and have the masks of parts; a call on ranks is dense or packed.
+    Gradients of parts on several ranks are added to float32 sums, and have the masks of parts; a call on ranks is dense
+    or packed.
     """
     from cute_fa4.sm100.backward.config import BackwardConfig
 
@@ -29,11 +30,11 @@ def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list
             mask=mask,
             score_mod=shared["score_mod"],
             dlse=dlse,
-            in_float32=in_float32,
+            accumulate=accumulate,
             arch=shared["arch"],
         )
         for call in dict.fromkeys(calls)
-        for packed, in_float32, kinds in layouts.get(call, ())
+        for packed, accumulate, kinds in layouts.get(call, ())
         for mask in kinds
         for dlse in dict.fromkeys((False, *return_lse))
     ]

@@ -100,7 +100,7 @@ def config_of(
     with_dlse: bool,
     arch: str,
     wanted: tuple[int, ...] = (),
-    in_float32: bool = False,
+    accumulate: bool = False,
 ) -> BackwardConfig:
     """The kernels that a call needs. wanted: numbers of aux tensors, for the kernels of their gradients."""
     return BackwardConfig(
@@ -114,7 +114,7 @@ def config_of(
         mask_mod=scores.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in scores.aux),
         dlse=with_dlse,
-        in_float32=in_float32,
+        accumulate=accumulate,
         listed=scores.lists is not None,
         wanted=wanted,
         arch=arch,
@@ -122,31 +122,65 @@ def config_of(
 
 
 def gradients(
-    attended: Attended, dout, dlse, scores: Scores, in_float32: bool = False
+    attended: Attended, dout, dlse, scores: Scores, written: tuple | None = None
 ) -> Gradients:
     """Gradients for checked tensors. dout: as out; dlse: as lse, or None where nothing used it.
 
-    in_float32  dq, dk and dv are float32, unrounded; otherwise they have the dtypes of q, k and v
-    Rows of packed and padded tensors that belong to no sequence have gradients of zero, which no kernel writes.
+    written  (dq, dk, dv) as `check_written` accepts them. Gradients are added to float32 tensors and stored in those of
+             16 bits, except rows of no sequence and those of an empty call. None: new tensors, with zeros in such rows
     """
     call = Launch.of(attended, dout, dlse, scores)
-    new = torch.empty_like if call.attended.is_dense and not call.is_empty else torch.zeros_like
-    wanted = attended.q, attended.k, attended.v
-    dtype = torch.float32 if in_float32 else None
-    contiguous = torch.contiguous_format
-    written = dq, dk, dv = [new(x, dtype=dtype, memory_format=contiguous) for x in wanted]
+    if written is None:
+        new = torch.empty_like if call.attended.is_dense and not call.is_empty else torch.zeros_like
+        written = tuple(new(x, memory_format=torch.contiguous_format) for x in attended[:3])
+    dq, dk, dv = written
     if call.is_empty:
         dsink = _of_unmatched_sinks(call.attended, call.dlse, scores.sink)
         return Gradients(dq, dk, dv, dsink)
     in_memory = (x.view(y.shape) for x, y in zip(written, call.attended[:3], strict=True))
     target = target_of(attended.q.device)
     of_call = call.attended, scores, dlse is not None, target.arch
-    config = config_of(*of_call, in_float32=in_float32)
+    config = config_of(*of_call, accumulate=dq.dtype is torch.float32)
     stats = call.new_stats()
     with launching_on(attended.q.device):
         results = tuple(map(with_plain_strides, in_memory))
         function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
     return Gradients(dq, dk, dv, None if scores.sink is None else _of_sinks(stats, scores.sink))
+
+
+def float32_zeros(attended: Attended) -> tuple:
+    """(dq, dk, dv) to which gradients can be added."""
+    return tuple(
+        torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
+        for x in attended[:3]
+    )
+
+
+def check_written(attended: Attended, written: tuple, accumulate: bool) -> None:
+    """ValueError or TypeError, by name, for tensors that the kernels cannot write. written: (dq, dk, dv)."""
+    dtype = attended.q.dtype
+    accepted = (torch.float32,) if accumulate else (dtype, torch.float32)
+    if written[0].dtype not in accepted or len({x.dtype for x in written}) > 1:
+        raise TypeError(
+            f"dq, dk, dv: {', '.join(str(x.dtype) for x in written)} with accumulate={accumulate}; accepted: one of "
+            f"{', '.join(map(str, accepted))} for all three"
+        )
+    for name, like, x in zip(("q", "k", "v"), attended[:3], written, strict=True):
+        if x.shape != like.shape or x.device != like.device:
+            raise ValueError(
+                f"d{name}: shape {tuple(x.shape)} on {x.device}; accepted: {tuple(like.shape)} on {like.device}, "
+                f"as {name}"
+            )
+        step = 16 // x.element_size()
+        strided = zip(x.stride()[:-1], x.shape, strict=False)
+        plain = all(size < 2 or stride > 0 and stride % step == 0 for stride, size in strided)
+        padded = not attended.is_dense and x.dim() == 4
+        if not plain or x.stride(-1) != 1 or x.data_ptr() % 16 or padded and not x.is_contiguous():
+            raise ValueError(
+                f"d{name}: strides {x.stride()} at address {x.data_ptr():#x}; accepted: contiguous tensors, and views "
+                f"of dense and packed ones whose last stride is 1, the others multiples of {step}, and their address "
+                f"of 16; pass a contiguous tensor"
+            )
 
 
 class Launch(NamedTuple):

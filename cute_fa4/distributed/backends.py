@@ -2,9 +2,10 @@
 
 A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32; merge(outs, lses), which writes the
 merge of two parts over the first; and for caches decode(q, cache, options, softcap) -> (out, lse) and merged(outs,
-lses, dtype). For calls that want gradients it has check_gradients(q, k, v, sink), and gradients(queries, k, v, call,
-scale, softcap) -> (dq, dk, dv), what a part adds to each. "cute_fa4" is the kernel, on a GPU or the emulator. "sdpa"
-is for tests of the surrounding code, and for machines that cannot run the kernel.
+lses, dtype). For calls that want gradients it has check_gradients(q, k, v, sink), and add_gradients(queries, k, v,
+call, scale, softcap, sums), which adds the gradients of a part to the float32 sums (dq, dk, dv). "cute_fa4" is the
+kernel, on a GPU or the emulator. "sdpa" is for tests of the surrounding code, and for machines that cannot run the
+kernel.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ class Kernel:
         """NotImplementedError, by name, for what has no backward pass."""
         gradients.check({"q": q, "k": k, "v": v, "learnable_sink": sink, "score_mod": ""})
 
-    def gradients(self, of: Queries, k, v, call: Call, scale: float, softcap: float) -> tuple:
+    def add_gradients(
+        self, of: Queries, k, v, call: Call, scale: float, softcap: float, sums: tuple
+    ) -> None:
         rows: tuple = ()
         if call.ends is not None:
             rows = offsets(call, of.q.device)
@@ -102,7 +105,7 @@ class Kernel:
         cap = soft_cap(softcap) if softcap else None
         scores = backward.Scores(scale, resolve_mask(causal, window, None), score_mod=cap)
         attended = backward.Attended(of.q, k, v, of.out, of.lse, *rows)
-        return backward.gradients(attended, of.dout, of.dlse, scores, in_float32=True)[:3]
+        backward.gradients(attended, of.dout, of.dlse, scores, sums)
 
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
         merge_into(outs, lses, outs[0], lses[0])
@@ -205,8 +208,14 @@ class TorchAttention:
     def check_gradients(self, q, k, v, sink) -> None:
         """Every call that check() accepts has gradients."""
 
-    def gradients(self, of: Queries, k, v, call: Call, scale: float, softcap: float) -> tuple:
+    def add_gradients(
+        self, of: Queries, k, v, call: Call, scale: float, softcap: float, sums: tuple
+    ) -> None:
         """By their definition, in float32: all scores of a head are in memory."""
+        for total, one in zip(sums, self._gradients(of, k, v, call, scale), strict=True):
+            total += one
+
+    def _gradients(self, of: Queries, k, v, call: Call, scale: float) -> tuple:
         if call.ends is None:
             return _gradients(of, k, v, call.band, scale)
         found, first_q, first_k = [], 0, 0

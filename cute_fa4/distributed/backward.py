@@ -156,13 +156,12 @@ def _add(work: Work, of: Queries, keys, call: Call, dq, of_keys) -> None:
     """Add the parts of a call. keys: a message, which the call's row offsets refer to; dq, of_keys: float32 sums."""
     packed = of.q.dim() == 3
     k, v, dk, dv = keys_of(call, *keys_and_values(keys, packed), *keys_and_values(of_keys, packed))
-    dq = queries_of(call, dq)
+    sums: tuple = (queries_of(call, dq), dk, dv)
     part = of.each(lambda x: queries_of(call, x), lambda x: x.narrow(-1, call.q_at, call.q_rows))
     if packed and call.ends is None:
         part, k, v = part.each(lambda x: x[None], lambda x: x[None]), k[None], v[None]
-    found = work.backend.gradients(part, k, v, call, work.scale, work.softcap)
-    for total, one in zip((dq, dk, dv), found, strict=True):
-        total += one.view(total.shape)
+        sums = tuple(x[None] for x in sums)
+    work.backend.add_gradients(part, k, v, call, work.scale, work.softcap, sums)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:

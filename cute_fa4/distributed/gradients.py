@@ -33,16 +33,15 @@ def check(backend, q, k, v, sink) -> None:
     names = wanted(q, k, v, sink)
     if not names:
         return
-    missing = [
-        n for n in ("check_gradients", "gradients") if not callable(getattr(backend, n, None))
-    ]
+    needed = "check_gradients", "add_gradients"
+    missing = [n for n in needed if not callable(getattr(backend, n, None))]
     why = ""
     if is_transformed():
         why = "inside of a transform of torch.func; accepted: torch.autograd.grad, Tensor.backward"
     elif missing:
         why = (
             f"with backend={type(backend).__name__}, which has no {missing[0]}; accepted: 'cute_fa4', 'sdpa', or an "
-            "object with check_gradients and gradients"
+            f"object with {' and '.join(needed)}"
         )
     if why:
         raise NotImplementedError(

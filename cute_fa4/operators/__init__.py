@@ -11,6 +11,7 @@
     torch.ops.cute_fa4.flash_mla                   (q, latent_cache, page_table, seqused_k, *, ...) -> (out, lse)
     torch.ops.cute_fa4.flash_mla_out
     torch.ops.cute_fa4.flash_attn_backward         (dout, q, k, v, out, lse, *, ...) -> (dq, dk, dv, dsink)
+    torch.ops.cute_fa4.flash_attn_backward_out     (the same, dq, dk, dv, accumulate) -> dsink
     torch.ops.cute_fa4.flash_attn_backward_aux     (the same, wanted) -> gradients of aux_tensors[i] for i in wanted
     torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
 

@@ -3,6 +3,7 @@
     flash_attn, flash_attn_varlen    q, k, v, k_rope, learnable_sink or aux_tensors wants a gradient: out and lse have a
                                      node whose backward is the operators below
     flash_attn_backward              (dq, dk, dv, dsink); in_float32: dq, dk and dv before they are rounded
+    flash_attn_backward_out          the same, written to tensors of the caller or added to them; returns dsink
     flash_attn_backward_aux          gradients of aux_tensors[i] for i in wanted
 
 The operators of the backward pass have no derivative: create_graph=True is refused.
@@ -40,10 +41,13 @@ _ARGUMENTS = (
 )
 _SCHEMA = (
     f"flash_attn_backward({_ARGUMENTS}, bool in_float32=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
+    f"flash_attn_backward_out({_ARGUMENTS}, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, bool accumulate=False) -> "
+    "Tensor",
     f"flash_attn_backward_aux({_ARGUMENTS}, int[] wanted) -> Tensor[]",
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _QKV = ("q", "k", "v")
+_WRITTEN = ("dq", "dk", "dv")
 WITH_GRADIENT = (*_QKV, "learnable_sink")
 _REST = ("softmax_scale", "mask", "mask_sizes", "score_mod", "mask_mod", "block_size")
 _ACCEPTED = backward.ACCEPTED | {*_QKV, *_REST, "return_lse", "kv_layout"}
@@ -124,9 +128,6 @@ def _reason(call: dict) -> str | None:
             "of operators and functions of torch"
         )
     return None
-
-
-_BEFORE_AUX = len(WITH_GRADIENT) + 2  # arguments of _Differentiable.forward
 
 
 class _Differentiable(torch.autograd.Function):
@@ -256,8 +257,20 @@ def _derived() -> Callable:
 
 def _run(dout, q, k, v, out, lse, *, dlse=None, in_float32=False, **options):
     attended, scores = _call(q, k, v, out, lse, options)
-    *grads, dsink = backward.gradients(attended, dout, dlse, scores, in_float32)
+    sums = backward.float32_zeros(attended) if in_float32 else None
+    *grads, dsink = backward.gradients(attended, dout, dlse, scores, sums)
     return *grads, _no_sink(lse) if dsink is None else dsink
+
+
+def _run_out(dout, q, k, v, out, lse, *, dlse=None, **options):
+    attended, scores = _call(q, k, v, out, lse, options)
+    written, accumulate = tuple(options[x] for x in _WRITTEN), options.get("accumulate", False)
+    backward.check_written(attended, written, accumulate)
+    if not accumulate:
+        for x in written:
+            x.zero_()
+    dsink = backward.gradients(attended, dout, dlse, scores, written).dsink
+    return _no_sink(lse) if dsink is None else dsink
 
 
 def _run_aux(dout, q, k, v, out, lse, *, wanted, dlse=None, **options):
@@ -302,6 +315,10 @@ def _fake(dout, q, k, v, out, lse, *, learnable_sink=None, in_float32=False, **o
     return *grads, _no_sink(lse) if learnable_sink is None else torch.empty_like(learnable_sink)
 
 
+def _fake_out(dout, q, k, v, out, lse, *, learnable_sink=None, **options):
+    return _no_sink(lse) if learnable_sink is None else torch.empty_like(learnable_sink)
+
+
 def _fake_aux(dout, q, k, v, out, lse, *, wanted, aux_tensors, **options):
     tensors = (aux_tensors[i] for i in wanted)
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
@@ -312,7 +329,7 @@ def _unrecorded(name: str):
 
     def below_autograd(keyset, *given, **options):
         tensors = dict(zip(("dout", *_QKV), given, strict=False))
-        tensors |= {name: options.get(name) for name in ("dlse", "learnable_sink")}
+        tensors |= {x: options.get(x) for x in ("dlse", "learnable_sink", *_WRITTEN)}
         tensors |= named_aux(options.get("aux_tensors"))
         for called, tensor in tensors.items():
             if torch.is_grad_enabled() and tensor is not None and tensor.requires_grad:
@@ -328,8 +345,8 @@ def _unrecorded(name: str):
     return below_autograd
 
 
-_RUN: tuple[Callable, ...] = _run, _run_aux
-_FAKES: tuple[Callable, ...] = _fake, _fake_aux
+_RUN: tuple[Callable, ...] = _run, _run_out, _run_aux
+_FAKES: tuple[Callable, ...] = _fake, _fake_out, _fake_aux
 _libraries = [
     defined(schema, _TAGS, run, _unrecorded(schema.partition("(")[0]), fake)
     for schema, run, fake in zip(_SCHEMA, _RUN, _FAKES, strict=True)
@@ -348,6 +365,8 @@ def _loop_over_examples(library, name: str) -> None:
 
 
 for _library, _schema in zip(_libraries, _SCHEMA, strict=True):
+    if "!" in _schema:  # an example of a batch is no tensor that can be written
+        continue
     _loop_over_examples(_library, _schema.partition("(")[0])
 flash_attn_backward = torch.ops.cute_fa4.flash_attn_backward.default
 flash_attn_backward_aux = torch.ops.cute_fa4.flash_attn_backward_aux.default

@@ -246,20 +246,27 @@ def make_operand(
     dtype,
     rows: int,
     columns: int,
-    store: bool = False,
+    direction: str = "load",
     chunks_side_by_side: bool = False,
     heads: int | None = None,
     cta_group: int = 1,
 ) -> TMAOperand:
     """Descriptor for tiles of `rows` x `columns` of a view; heads: as in tiler.
 
+    direction   "load", "store", or "add": a store that adds float32 numbers to those in memory. Subnormal numbers are
+                kept with this map's data type, FLOAT32, and not with FLOAT32_FTZ (seen on an RTX 5090 by the authors
+                of FlashGPU-Sim, pull request 28)
     cta_group   2: the bytes of a load count on the mbarrier of the even CTA of the pair
     """
     tile_layout = swizzled_tile(dtype, rows, columns, chunks_side_by_side)
     group = tcgen05.CtaGroup.TWO if cta_group == 2 else tcgen05.CtaGroup.ONE
-    op = cpasync.CopyBulkTensorTileS2GOp() if store else cpasync.CopyBulkTensorTileG2SOp(group)
+    ops = {
+        "load": lambda: cpasync.CopyBulkTensorTileG2SOp(group),
+        "store": cpasync.CopyBulkTensorTileS2GOp,
+        "add": cpasync.CopyReduceBulkTensorTileS2GOp,
+    }
     atom, coordinates = cpasync.make_tiled_tma_atom(
-        op, view, tile_layout, tiler(view, rows, columns, heads)
+        ops[direction](), view, tile_layout, tiler(view, rows, columns, heads)
     )
     return TMAOperand(atom, coordinates, tile_layout)
 

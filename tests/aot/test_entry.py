@@ -51,7 +51,7 @@ VARIED = [
     choose_config(qkv_dtype="fp16", head_dim=128, o_dtype="e4m3", descales="o"),
     CombineConfig("e4m3", 128),
     BackwardConfig("fp16", 64, 128, packed=True, used=True, mask=masks.Window(True, False), dlse=True, arch="sm_103a"),
-    BackwardConfig("bf16", 64, 64, dlse=True, in_float32=True, listed=True),
+    BackwardConfig("bf16", 64, 64, dlse=True, accumulate=True, listed=True),
     BackwardConfig(
         "bf16", 64, 64, mask=masks.Causal(), mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3),),
         score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),

@@ -56,7 +56,7 @@ def test_what_calls_with_gradients_launch_is_in_the_list_of_a_model(pool):
         assert not hasattr(asked, "trace"), asked.trace
         backward = [config for config in asked if isinstance(config, BackwardConfig)]
         assert {config.packed for config in backward} == {False, True}
-        assert all(config.in_float32 for config in backward)
+        assert all(config.accumulate for config in backward)
         missing = [config.name for config in asked - listed]
         assert not missing, missing
 

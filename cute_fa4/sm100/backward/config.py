@@ -101,18 +101,23 @@ class Owner:
         return {"keys": (0, 1), "queries": (0,), "scores": ()}[self.name]
 
     @property
+    def result_columns(self) -> int:
+        """Tensor-memory columns of all results."""
+        return sum(self.depths[i] for i in self.results)
+
+    @property
     def s_column(self) -> int:
         return 0
 
     @property
     def shares(self) -> bool:
         """Whether dP takes the columns of S, and P has columns of its own, because the results leave too few."""
-        return 2 * ROWS + sum(self.depths[i] for i in self.results) > TMEM_COLUMNS
+        return 2 * ROWS + self.result_columns > TMEM_COLUMNS
 
     @property
     def dp_buffers(self) -> int:
         """How many dP fit into tensor memory: with two, the next one is made before dS takes the place of this one."""
-        columns = sum(self.depths[i] for i in self.results)
+        columns = self.result_columns
         return 2 if columns and 3 * ROWS + columns <= TMEM_COLUMNS else 1
 
     @property
@@ -183,7 +188,7 @@ class BackwardConfig:
     mask_mod   the function that hid keys there
     aux        (dtype, rank) of the tensors that both read
     dlse       the log-sum-exp has a gradient, too
-    in_float32 dQ, dK and dV are float32, to be added to others; otherwise they have the dtype
+    accumulate dQ, dK and dV are added to float32 tensors; otherwise they are stored with the dtype
     listed     the forward pass had lists of key blocks: each CTA has a list of tiles of the other side (listed.py)
     wanted     numbers of the aux tensors whose gradients are computed; not empty: they instead of dQ, dK and dV
     arch       "sm_100a" or "sm_103a"
@@ -199,7 +204,7 @@ class BackwardConfig:
     mask_mod: ScoreMod | None = None
     aux: tuple[tuple[str, int], ...] = ()
     dlse: bool = False
-    in_float32: bool = False
+    accumulate: bool = False
     listed: bool = False
     wanted: tuple[int, ...] = ()
     arch: str = "sm_100a"
@@ -255,7 +260,7 @@ class BackwardConfig:
 
     @property
     def grad_dtype(self) -> str:
-        return "f32" if self.in_float32 else self.dtype
+        return "f32" if self.accumulate else self.dtype
 
     @property
     def stored_columns(self) -> int:
@@ -284,7 +289,7 @@ class BackwardConfig:
             (self.mask != Full(), naming.mask_words(self.mask)),
             *naming.of_functions(self),
             (self.dlse, "dlse"),
-            (self.in_float32, "in_float32"),
+            (self.accumulate, "accumulate"),
             (self.listed, "listed"),
             (self.wanted, "of_aux_" + "_".join(map(str, self.wanted))),
             (True, self.arch),

@@ -56,13 +56,13 @@ def load_operand(cfg, tensor, depth: int) -> TMAOperand:
 
 
 def store_operand(cfg, tensor) -> TMAOperand:
-    """Depth chunks of 128 rows."""
-    columns = cfg.stored_columns
+    """Depth chunks of 128 rows, stored or added to what is in memory."""
+    columns, direction = cfg.stored_columns, "add" if cfg.accumulate else "store"
     if cfg.packed:
         view = clipped_store_view(tensor, row_space(tensor), ROWS, columns, columns)
     else:
         view = dense_view(tensor, columns, columns)
-    return make_operand(view, DTYPES[cfg.grad_dtype].cutlass, ROWS, columns, store=True)
+    return make_operand(view, DTYPES[cfg.grad_dtype].cutlass, ROWS, columns, direction=direction)
 
 
 def load(cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head):
@@ -102,8 +102,8 @@ def ring_index(owner, slots: tuple, i: int):
 
 def ring_address(owner, cta, slots: tuple, i: int):
     """Where tile i is."""
-    behind = i * owner.slots[0] * owner.tiles[0].nbytes
-    return cta.ring_address + behind + slots[i].index * owner.tiles[i].nbytes
+    ring = i * owner.slots[0] * owner.tiles[0].nbytes
+    return cta.ring_address + ring + slots[i].index * owner.tiles[i].nbytes
 
 
 def place_of_dp(owner, n) -> Slot:

@@ -54,10 +54,10 @@ def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
     dtype = DTYPES[cfg.o_dtype].cutlass
     if not cfg.clips_queries:
         view = dense_view(mO, columns, columns, group)
-        return make_operand(view, dtype, rows, columns, store=True), Int32(0)
+        return make_operand(view, dtype, rows, columns, direction="store"), Int32(0)
     space = row_space(mO)
     view = clipped_store_view(mO, space, rows // group, columns, columns, group)
-    return make_operand(view, dtype, rows, columns, store=True), Int32(space.rows_per_block)
+    return make_operand(view, dtype, rows, columns, direction="store"), Int32(space.rows_per_block)
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,9 @@ DEFECTS = {
     "no zeros where nothing is seen": Defect(
         "store", "    if work.row < own_rows(owner, work)[1]:", "    if work.count > 0:", "unseen keys",
     ),
+    "results replace what they are added to": Defect(
+        "operands", '"add" if cfg.accumulate else "store"', '"store"', "float32",
+    ),
     "rows of the next sequence are stored": Defect(
         "operands", "clipped_store(ROWS, first + row, minimum(length - row, ROWS), head)",
         "clipped_store(ROWS, first + row, ROWS, head)", "packed",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_fa4 import masks
-from cute_fa4.calls.backward import Attended, Scores, gradients
+from cute_fa4.calls.backward import Attended, Scores, float32_zeros, gradients
 from cute_fa4.reference import attention_of_functions_float64
 
 CANARY_ROWS = 3  # NaN rows before and after every tensor that a kernel reads
@@ -52,16 +52,20 @@ def attended(q, k, v, **options) -> Attended:
 
 
 def run(
-    q, k, v, dout, window=(None, None), dlse=None, scores: dict | None = None, in_float32=False,
+    q, k, v, dout, window=(None, None), dlse=None, scores: dict | None = None, sums: float | None = None,
     **options,
 ) -> tuple:  # fmt: skip
     """(dq, dk, dv) of the kernels, and dsink of calls that have one, on the emulator at its strictest level.
 
     scores: fields of Scores; options: what the oracles are told in their place
+    sums: a float32 number that the results are added to, and that is subtracted from them here
     """
     of_call = Scores(q.shape[-1] ** -0.5, mask_of(window))._replace(**(scores or {}))
     of = attended(q, k, v, window_size=window, **options)
-    found = gradients(of, dout, dlse, of_call, in_float32)
+    written = None if sums is None else tuple(x + sums for x in float32_zeros(of))
+    found = gradients(of, dout, dlse, of_call, written)
+    if sums is not None:
+        return tuple(x - sums for x in found[:3])
     return found if of_call.sink is not None else found[:3]
 
 

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_fa4.calls.asked import length_may_choose
-from cute_fa4.calls.operands.scale_views import is_by_row
 from cute_fa4.calls.operands.scales import check_no_scale
 from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
@@ -71,8 +70,6 @@ class Asked(NamedTuple):
     tokens_per_split: int | None = None
     batch_invariant: bool | None = None
     q_quantize: object = None
-    k_descale: object = None
-    v_descale: object = None
 
     @staticmethod
     def of(heads_kv: int, given: Mapping[str, Any]) -> Asked:
@@ -83,14 +80,6 @@ class Asked(NamedTuple):
     @property
     def lengths_differ(self) -> bool:
         return not (self.offsets is self.used is None)
-
-    def keys_have_scales(self, q) -> bool:
-        """Whether K or V has scales per token: the kernel of many rows takes none (sm100/choose/which_kernel.py)."""
-        batch = q.shape[0]
-        if isinstance(self.offsets, torch.Tensor):  # what is none is refused later
-            batch = self.offsets.numel() - 1
-        scales, by_head = (self.k_descale, self.v_descale), (batch, self.heads_kv)
-        return any(isinstance(x, torch.Tensor) and is_by_row(x, by_head) for x in scales)
 
 
 def stay_wide(q, asked: Asked, k_rope=None) -> bool:
@@ -120,7 +109,7 @@ def _never_by_default(q, asked: Asked) -> bool:
     cut = asked.tokens_per_split is not None or policy.batch_invariant(asked.batch_invariant)
     if said != "auto" or cut:
         return said != "quantised"
-    return asked.lengths_differ and not asked.keys_have_scales(q)
+    return asked.lengths_differ
 
 
 def _are_few(q, asked: Asked, k_rope) -> bool:

@@ -129,7 +129,7 @@ def test_flashinfer_has_caches_of_three_and_of_four_dimensions(call, expected, d
         (dict(cp_world=2), NotImplementedError, "cp_world: 2; accepted: 1"),
         (dict(kv_lora_rank=256), ValueError, "kv_lora_rank: 256; accepted: 512"),
         (dict(sparse_mla_top_k=2048), ValueError, "with sparse_mla_top_k=2048; accepted"),
-        (dict(bmm2_scale=0.5), NotImplementedError, "bmm2_scale: 0.5; accepted with 16 bits: 1.0"),
+        (dict(bmm2_scale=0.5), NotImplementedError, "bmm2_scale: 0.5 over a cache without"),
         (dict(bmm1_scale=torch.ones(1)), NotImplementedError, "bmm1_scale: a tensor"),
     ):
         with pytest.raises(error, match=text):
@@ -189,11 +189,15 @@ def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expe
         *e4m3, block_tables=picked, sparse_mla_top_k_lens=torch.tensor([1, 2, 3, 128], dtype=torch.int32),
         sparse_mla_top_k=128, bmm1_scale=torch.full((1,), 0.5), bmm2_scale=of_cache,
     )  # fmt: skip
+    flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        call["q"], e4m3[1], block_tables=picked, seq_lens=few, sparse_mla_top_k=128, bmm1_scale=0.5, bmm2_scale=2.0
+    )  # fmt: skip
     stored = e4m3[1].unsqueeze(2).view(torch.uint8)
     vllm.flash_mla_with_kvcache_fp8(
         e4m3[0], stored, call["block_table"], call["cache_seqlens"], 512, descale_k=torch.ones(1)
     )
-    (_, second), (_, of_tensors), (third, last) = asked
+    (_, second), (_, of_tensors), (_, of_16_bits), (third, last) = asked
+    assert (of_16_bits["softmax_scale"], of_16_bits["descale_k"].tolist()) == (0.25, [2.0])
     assert second["indices"] is picked and torch.equal(second["topk_length"], few)
     assert "causal" not in second
     assert (second["softmax_scale"], second["descale_k"].tolist()) == (0.25, [2.0])

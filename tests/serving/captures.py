@@ -177,6 +177,31 @@ def scalar_tensor(window):
     return function, tensor.fill_
 
 
+def attribute_of_a_tensor(window):
+    """An attribute of Python, which no operation of torch shows."""
+    tensor = torch.zeros(1)
+    tensor.window = window
+
+    def function(b, h, q_idx, kv_idx, aux):
+        return shows(q_idx, kv_idx, tensor.window)
+
+    return function, lambda new: setattr(tensor, "window", new)
+
+
+class Windowed(torch.Tensor):
+    window = 0
+
+
+def attribute_of_a_tensor_class(window):
+    Windowed.window = window
+    tensor = torch.zeros(1).as_subclass(Windowed)
+
+    def function(b, h, q_idx, kv_idx, aux):
+        return shows(q_idx, kv_idx, tensor.window)
+
+    return function, lambda new: setattr(Windowed, "window", new)
+
+
 def list_element(window):
     sizes = [window]
     return lambda b, h, q_idx, kv_idx, aux: shows(q_idx, kv_idx, sizes[0]), (
@@ -230,6 +255,7 @@ WAYS = {
     for way in (
         closure, default, default_in_the_place_of_aux, keyword_default, global_name, called_function, attribute_chain,
         attribute_of_a_python_module, bound_method, module, closure_over_a_module, property_of_a_dataclass,
-        class_attribute, tensor_element, scalar_tensor, list_element, partial, replaced_code, counted,
+        class_attribute, tensor_element, scalar_tensor, attribute_of_a_tensor,
+        attribute_of_a_tensor_class, list_element, partial, replaced_code, counted,
     )
 }  # fmt: skip

@@ -126,36 +126,30 @@ def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said):
         assert torch.equal(out, alone) and torch.equal(lse, alone_lse)
 
 
-def is_kept(q, tokens_per_split=None, of_keys: bool = False, **lengths) -> bool:
+def is_kept(q, **given) -> bool:
     """The result of a call without q_quantize for 40 queries of four heads on two."""
-    scale = torch.ones(3, 200, 2) if of_keys else torch.ones(3, 2)
-    given = dict(tokens_per_split=tokens_per_split, k_descale=scale, **lengths)
     return stay_wide(q, Asked.of(2, given))
 
 
 def test_nobody_asks_and_a_row_depends_on_no_other_sequence(monkeypatch):
-    """Where every sequence has as many queries, "auto" asks nothing of the others. The prefill kernel has no scales of
-    keys, and tiles of 32 rows are slow there: then it takes tokens_per_split, or the word."""
+    """Where every sequence has as many queries, "auto" asks nothing of the others."""
     dense = torch.zeros(3, 40, 4, 64, dtype=torch.bfloat16)
     offsets, used = torch.tensor([0, 40, 80, 120]), torch.tensor([1, 40, 1])
     packed, cut = dense.flatten(0, 1), dict(tokens_per_split=128)
     assert [is_kept(dense), is_kept(dense, **cut)] == [False, True]
     assert is_kept(packed, cu_seqlens_q=offsets) and is_kept(dense, seqused_q=used)
-    assert [is_kept(packed, of_keys=True, cu_seqlens_q=offsets, **x) for x in ({}, cut)] == [
-        False,
-        True,
-    ]
     for said, kept in (("never", [True, True]), ("quantised", [False, False])):
         monkeypatch.setenv("CUTE_FA4_FP8_QUERIES", said)
         assert [is_kept(dense), is_kept(packed, cu_seqlens_q=offsets)] == kept
 
 
-def test_keys_with_scales_of_their_own_keep_the_accuracy_of_every_row():
-    """Any number of rows in tiles of 32."""
+@pytest.mark.parametrize("said", [None, "never"])
+def test_keys_with_scales_of_their_own_keep_the_accuracy_of_every_row(said):
+    """Any number of rows in tiles of 32; the rows alone of a prefill are in the same batch as those of decode."""
     keys = [0.5 + torch.rand(n, 2, generator=torch.Generator().manual_seed(n)) for n in KEYS]
     of_q, of_k = packed_q(BATCH), packed_kv(BATCH)
     scale = torch.cat([*keys, torch.full((len(of_k["k"]) - sum(KEYS), 2), torch.nan)])
-    out, lse = run(of_q, of_k, causal=True, q_quantize="never", k_descale=scale, v_descale=scale)
+    out, lse = run(of_q, of_k, causal=True, q_quantize=said, k_descale=scale, v_descale=scale)
     assert_agrees(BATCH, out, lse, visible=lambda p, j: j <= p, scales=[None, keys, keys])
 
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_fa4 import capabilities, flash_attn_func, flash_attn_with_kvcache
+from cute_fa4 import (
+    capabilities,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.config import FA4Config, Pair
 from tests import pairwise
@@ -220,6 +225,27 @@ def test_scales_may_be_negative_zero_or_none(queries):
     v_scale[0, 77, 1] = torch.nan
     out = out_of(k_scale, v_scale)
     assert out[:, :, :4].isfinite().all() and out[:, :, 4:].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+def test_as_many_tokens_as_sequences_need_a_column_or_equal_numbers(name):
+    """Two sequences, of two tokens and of none: numbers of (2, 2) may belong to tokens or to sequences."""
+    q, k, v = (torch.randn(2, 2, 64).to(E4M3) for _ in "qkv")
+    offsets = torch.tensor([0, 2, 2], dtype=torch.int32)
+    scale = torch.tensor([[1.0, 1.0], [4.0, 4.0]])
+
+    def attend(scale):
+        return flash_attn_varlen_func(q, k, v, offsets, offsets, 2, 2, **{name: scale})
+
+    with pytest.raises(ValueError, match=rf"{name}: shape \(2, 2\).*accepted: \(2, 2, 1\)"):
+        attend(scale)
+    of_tokens = {"q": q.double(), "k": k.double(), "v": v.double()}
+    of_tokens[name[0]] = of_tokens[name[0]] * scale[..., None]
+    exact, _ = attention_float64(*(x[None] for x in of_tokens.values()))
+    error = (attend(scale[..., None]).double() - exact[0]).abs().max()
+    assert error < 2**-4 * exact.abs().max()
+    one = torch.full((1,), 0.5)
+    assert attend(one.expand(2, 2)).equal(attend(one))
 
 
 def test_capabilities_and_refusals_know_them():

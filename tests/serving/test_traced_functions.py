@@ -9,6 +9,7 @@ import warnings
 from random import Random
 
 import cutlass
+import numpy as np
 import pytest
 import torch
 from cutlass import Float32, Int32, cute, select_
@@ -19,6 +20,7 @@ from cute_fa4.sm100.blueprint import score_mods
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.traced import trace
 from tests.serving import captures
+from tests.suite import turns
 
 # Few queries, for which kernels compile fastest; two heads, so that the head counts; differences of both signs.
 QUERIES, KEYS, HEADS = 12, 50, 2
@@ -232,6 +234,19 @@ def test_a_change_of_what_is_captured_changes_the_result(way):
             torch.testing.assert_close(out.double(), expected, rtol=0, atol=2**-6)
 
 
+@pytest.mark.parametrize("way", turns.by_turns([way for way in captures.WAYS if way != "counted"]))
+def test_a_change_of_what_is_captured_changes_a_compiled_call(way):
+    """The call is traced again, or its graph reads the value. A function that counts its calls is called more often."""
+    torch.compiler.reset()
+    x = problem()
+    function, change = captures.WAYS[way](3)
+    compiled = torch.compile(lambda *x: attention(*x, mask_mod=function), backend="eager")
+    for window in (3, 9):
+        change(window)
+        for a, b in zip(compiled(*x), attention(*x, mask_mod=function), strict=True):
+            assert a.equal(b)
+
+
 @pytest.mark.parametrize("way", captures.WAYS)
 def test_what_a_score_mod_computes_is_fixed_when_it_is_made(way):
     function, change = captures.WAYS[way](3)
@@ -327,6 +342,8 @@ REFUSED = {
     "not": (dict(mask_mod=lambda b, h, i, j: not i >= j), "~"),
     "float()": (dict(score_mod=lambda s, b, h, i, j: s + float(i)), r"\.to\(torch\.float32\)"),
     "math": (dict(score_mod=lambda s, b, h, i, j: math.exp(s)), r"torch\.exp"),
+    "a table of numpy": (dict(score_mod=lambda s, b, h, i, j: s + np.arange(4.0)[h]), r"no index .*aux_tensors"),
+    "a function of numpy": (dict(score_mod=lambda s, b, h, i, j: np.where(i > j, s, 0)), r"numpy.where .*torch\.where"),
     "a list": (dict(score_mod=lambda s, b, h, i, j: s + [1, 2][h]), "aux_tensors"),
     "a dictionary": (dict(score_mod=lambda s, b, h, i, j: s + {0: 1}[h]), "aux_tensors"),
     "a sum with a tensor": (dict(score_mod=lambda s, b, h, i, j: s + torch.ones(50)), "its elements, one index"),

@@ -17,10 +17,11 @@ Caches of 4 bits (NVFP4, torch.uint8, two numbers a byte) have two kinds of scal
 torch.float8_e4m3fn, as their tensors with head_dim/16, one for each 16 numbers of a row; k_descale and v_descale, of
 the first two forms. cute_fa4.nvfp4 makes both from a tensor.
 
-A packed tensor with as many tokens as sequences makes the second and the third form ambiguous: a head_dim of 1 then
-selects the third. Only the device reads the values. softmax_scale * q_descale * k_descale must be within 2^-64 to
-2^16 where neither is of tokens of k; with scales of tokens of k, softmax_scale * q_descale. Where it is not, out and
-LSE are NaN: the kernel takes the row maximum before it multiplies. Scales of tokens of v beyond 2^126 make out NaN.
+A packed tensor with as many tokens as sequences makes the second and the third form ambiguous: different numbers are
+then refused without a head_dim of 1, which selects the third. Only the device reads the values. softmax_scale *
+q_descale * k_descale must be within 2^-64 to 2^16 where neither is of tokens of k; with scales of tokens of k,
+softmax_scale * q_descale. Where it is not, out and LSE are NaN: the kernel takes the row maximum before it multiplies.
+Scales of tokens of v beyond 2^126 make out NaN.
 """
 
 from __future__ import annotations
@@ -123,6 +124,13 @@ def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, by_head: tuple, o
         raise ValueError(
             f"{name}: shape {tuple(scale.shape)}; accepted: one number, or {by_head}, one for each sequence and "
             f"key/value head{more}"
+        )
+    expanded = not any(s for s, n in zip(scale.stride(), scale.shape, strict=True) if n > 1)
+    if by_head == of_rows == tuple(scale.shape) and scale.numel() != 1 and not expanded:
+        raise ValueError(
+            f"{name}: shape {by_head} of a packed tensor with as many tokens as sequences, so that the numbers may "
+            f"belong to either; accepted: {(*of_rows, 1)}, one for each token and head, or one number; give those of "
+            "sequences to each of their tokens"
         )
     check_place(name, scale, q.device)
 

@@ -69,8 +69,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     sparse_mla_top_k not 0: block_tables are keys, (batch, queries, sparse_mla_top_k), page * page_size + row of the
                      page, -1: none. seq_lens is the valid length of the lists, (batch,) or one per query; or
                      sparse_mla_top_k_lens, (batch * queries,) int32; None: all
-    bmm1_scale       scale of q k^T, including float8 scales; bmm2_scale of out, 1 for 16 bits. Numbers, or with a
-                     float8 query one float32 on the device
+    bmm1_scale       scale of q k^T, including float8 scales; bmm2_scale of out, 1 without a float8 cache. Numbers, or
+                     with a float8 query one float32 on the device
     sinks            (heads,) float32, or a list of one such tensor
     lse              float32, (batch * queries, heads) or (batch, queries, heads), base 2; output buffer,
                      returned with return_lse
@@ -96,7 +96,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     ):
         if value != accepted:
             raise ValueError(f"{name}: {shown(value)}; accepted: {accepted}")
-    options = _scales(query, bmm1_scale, bmm2_scale) | {"learnable_sink": sink_of(sinks)}
+    options = _scales(query, kv_cache, bmm1_scale, bmm2_scale) | {"learnable_sink": sink_of(sinks)}
     if sparse_mla_top_k:
         given = {"sparse_mla_top_k_lens": sparse_mla_top_k_lens, "seq_lens": seq_lens}
         named = next((item for item in given.items() if item[1] is not None), None)
@@ -116,7 +116,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     return (out, found.flatten(0, 1) if lse is None else lse) if return_lse else out
 
 
-def _scales(query, bmm1_scale, bmm2_scale) -> dict:
+def _scales(query, cache, bmm1_scale, bmm2_scale) -> dict:
     """softmax_scale and descales; a float8 cache's scale also applies to scores, so it is divided out of theirs."""
     if query.dtype not in FP8:
         for name, value in (("bmm1_scale", bmm1_scale), ("bmm2_scale", bmm2_scale)):
@@ -124,9 +124,12 @@ def _scales(query, bmm1_scale, bmm2_scale) -> dict:
                 raise NotImplementedError(
                     f"{name}: a tensor with a query of 16 bits, which has no scale; accepted: a number"
                 )
-        if bmm2_scale != 1.0:
-            raise NotImplementedError(f"bmm2_scale: {bmm2_scale}; accepted with 16 bits: 1.0")
-        return {"softmax_scale": bmm1_scale}
+        if getattr(cache, "dtype", None) not in FP8:
+            if bmm2_scale != 1.0:
+                raise NotImplementedError(
+                    f"bmm2_scale: {bmm2_scale} over a cache without a scale for all of it; accepted: 1.0"
+                )
+            return {"softmax_scale": bmm1_scale}
     tensors = [isinstance(each, torch.Tensor) for each in (bmm1_scale, bmm2_scale)]
     if not tensors[1] and not bmm2_scale > 0:
         raise ValueError(f"bmm2_scale: {shown(bmm2_scale)}; accepted: a positive number")

@@ -9,7 +9,8 @@ function reads is immutable and unchanged:
     attributes of modules          the same
     math, cutlass, torch.where...  taken as immutable
     tensors in these places        the same tensors: what they hold is data of the call, not part of the computation,
-                                   if the function only reads elements at its indices (read_tensors.Recorder.is_steady)
+                                   if the function only reads elements at its indices (read_tensors.Recorder.is_steady),
+                                   and the tensors have no attributes of Python, of their own or of a subclass
 
 Anything else (an instance and its attributes, a list, a dictionary, an unknown builtin) may change inside, so the
 function is traced at every call.
@@ -61,7 +62,12 @@ class _Weak:
 
 
 def _facts(value) -> tuple:
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else ()
+    return (value.shape, value.dtype, _is_plain(value)) if isinstance(value, torch.Tensor) else ()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it has no attributes that could change but those of every tensor."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.__dict__
 
 
 def _kept(value):
@@ -136,6 +142,8 @@ class Reads:
             self.functions.append((weakref.ref(value), value.__code__, reads))
             self.reads_tensors |= reads.reads_tensors
         elif isinstance(value, torch.Tensor):
+            if not _is_plain(value):
+                raise Mutable
             self.reads_tensors = True
         elif type(value) is tuple:
             for item in value:

@@ -88,6 +88,12 @@ class Symbol:
         _is_no_number_yet
     )
 
+    def __array_function__(self, function, *_):
+        raise Untraceable(
+            f"numpy.{getattr(function, '__name__', function)} of a traced value; accepted: operators, and functions of "
+            "torch such as torch.where"
+        )
+
 
 _NAMES_OF_KINDS = {
     "bool": "comparison",

@@ -160,6 +160,11 @@ def traced(function, kind: str, recorder: Recorder | None = None) -> Traced:
         return _traced(_with_aux(function, kind), function, kind, recorder or Recorder())
     except Untraceable as error:
         raise TypeError(f"{name_of(function)}: {error}") from error
+    except IndexError as error:  # by which numpy refuses an index
+        raise TypeError(
+            f"{name_of(function)}: {error}; a traced value is no index of a list or of numpy: give tables as "
+            "aux_tensors, which are read as aux[0][...]"
+        ) from error
     except RecursionError as error:
         raise TypeError(
             f"{name_of(function)}: more operations than can be traced; give tables as aux_tensors"

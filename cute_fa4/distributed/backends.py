@@ -192,6 +192,8 @@ class TorchAttention:
         check_shapes(q, k, v, axes, axes)
 
     def attention(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
+        if q.shape[-1] != v.shape[-1]:
+            return self._of_two_depths(q, k, v, call, scale, softcap)
         if q.device.type == "cuda":
             return _flash_attention(q, k, v, call, scale)
         if call.ends is None:
@@ -204,6 +206,13 @@ class TorchAttention:
             lses.append(lse[0])
             first_q, first_k = q_end, k_end
         return torch.cat(outs), torch.cat(lses, dim=-1)
+
+    def _of_two_depths(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
+        """torch's attention has one head dim: zeros fill the smaller one."""
+        depth = max(q.shape[-1], v.shape[-1])
+        wide = [torch.nn.functional.pad(x, (0, depth - x.shape[-1])) for x in (q, k, v)]
+        out, lse = self.attention(wide[0], wide[1], wide[2], call, scale, softcap)
+        return out[..., : v.shape[-1]], lse
 
     def check_gradients(self, q, k, v, sink) -> None:
         """Every call that check() accepts has gradients."""
@@ -338,7 +347,7 @@ def _cached_attention(q, cache, scale: float) -> tuple:
     shares = torch.exp(scores - torch.where(lse == -math.inf, 0.0, lse)[..., None])
     # Hidden rows may hold anything.
     v = torch.where(seen[:, :, None, None], v, 0.0)
-    out = torch.einsum("rhn,rnhd->rhd", shares, v).reshape(q.shape)
+    out = torch.einsum("rhn,rnhd->rhd", shares, v).reshape(*q.shape[:-1], -1)
     return out, lse.reshape(q.shape[:-1]).movedim(-1, -2).contiguous()
 
 

@@ -61,7 +61,7 @@ def ring(work: Work, of: Queries, k, v) -> tuple:
         if distance:
             arriving.append((own[begin:end], transport.exchange(ranks, part, -distance, _BACK)))
     _collect(arriving)
-    return dq.to(of.q.dtype), *_results(own, k.dtype, k.dim() == 3)
+    return dq.to(of.q.dtype), *_results(own, k)
 
 
 def _collect(arriving: list) -> None:
@@ -90,7 +90,7 @@ def all_gather(work: Work, of: Queries, k, v) -> tuple:
         wait = _returning(work, part, _BACK)
         arriving.append((own[..., heads, :], lambda wait=wait: wait().sum(0)))
     _collect(arriving)
-    return dq.to(of.q.dtype), *_results(own, k.dtype, k.dim() == 3)
+    return dq.to(of.q.dtype), *_results(own, k)
 
 
 def _of_heads(of: Queries, heads: slice) -> Queries:
@@ -129,7 +129,7 @@ def all_to_all(work: Work, kept: list, dout, dlse, heads_kv: int) -> tuple:
     dq = torch.cat([wait() for wait in of_q], dim=-2).movedim(0, -3).flatten(-3, -2)
     own = torch.cat([wait() for wait in of_keys], dim=-2).unflatten(0, (-1, copies)).sum(1)
     own = own.movedim(0, -3).flatten(-3, -2)
-    return _dims(dq, packed).contiguous(), *_results(own, kept[1].dtype, packed)
+    return _dims(dq, packed).contiguous(), *_results(own, kept[1])
 
 
 def _scattering(work: Work, tensors: list, heads: slice) -> list:
@@ -155,7 +155,7 @@ def _dims(x: torch.Tensor, packed: bool) -> torch.Tensor:
 def _add(work: Work, of: Queries, keys, call: Call, dq, of_keys) -> None:
     """Add the parts of a call. keys: a message, which the call's row offsets refer to; dq, of_keys: float32 sums."""
     packed = of.q.dim() == 3
-    k, v, dk, dv = keys_of(call, *keys_and_values(keys, packed), *keys_and_values(of_keys, packed))
+    k, v, dk, dv = keys_of(call, *keys_and_values(keys, of.q), *keys_and_values(of_keys, of.q))
     sums: tuple = (queries_of(call, dq), dk, dv)
     part = of.each(lambda x: queries_of(call, x), lambda x: x.narrow(-1, call.q_at, call.q_rows))
     if packed and call.ends is None:
@@ -168,8 +168,7 @@ def _zeros(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(like.shape, dtype=torch.float32, device=like.device)
 
 
-def _results(message: torch.Tensor, dtype: torch.dtype, packed: bool) -> list[torch.Tensor]:
-    """dk and dv, rounded once."""
-    return [
-        x.to(dtype, memory_format=torch.contiguous_format) for x in keys_and_values(message, packed)
-    ]
+def _results(message: torch.Tensor, k: torch.Tensor) -> list[torch.Tensor]:
+    """dk and dv, rounded once. k: a tensor with their dtype and the head dim of dk."""
+    of_both = keys_and_values(message, k)
+    return [x.to(k.dtype, memory_format=torch.contiguous_format) for x in of_both]

@@ -4,7 +4,7 @@
     all_gather   every rank gets all K and V, one group of heads at a time; nothing is merged
     all_to_all   every rank exchanges its rows of all heads for all rows of some heads; nothing is merged
 
-K and V are one message, rows first, so that a range of rows is contiguous: (rows, 2, batch, heads, head_dim).
+K and V are one message, rows first, so that a range of rows is contiguous: (rows, batch, heads, head dims of both).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Work:
 
 def ring(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     """Hops of schedule.hops: receiving the next message overlaps computing the current one."""
-    running = Running(q, work.sink, work.backend)
+    running = Running(q, v.shape[-1], work.sink, work.backend)
     for held, first, distance in circulating(work, message_of(k, v)):
-        keys, values = keys_and_values(held, running.packed)
+        keys, values = keys_and_values(held, q)
         for call in ring_calls(work.problem, work.ranks.rank, distance):
             at = replace(call, k_at=call.k_at - first)
             running.attend(keys, values, at, work.scale, work.softcap)
@@ -80,7 +80,7 @@ def all_gather(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
         every = waiting()
         if number + 1 < len(groups):
             waiting = gathering(ranks, k, v, groups[number + 1])
-        keys, values = keys_and_values(whole_of(every, problem.order), q.dim() == 3)
+        keys, values = keys_and_values(whole_of(every, problem.order), q)
         results.append(_part(work, q, keys, values, heads, k.shape[-2], calls))
     return _heads_together(results)
 
@@ -136,10 +136,10 @@ def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
         if number + 1 < len(groups):
             waiting = _scattering(ranks, q, k, v, groups[number + 1])
         whole_q = every_q[:, 0] if packed else every_q.movedim(0, 1)
-        keys, values = keys_and_values(every_kv, packed)
+        keys, values = keys_and_values(every_kv, whole_q)
         first = ranks.rank * q.shape[-2] + wide_of(heads, q.shape[-2] // k.shape[-2]).start
         sink = None if work.sink is None else work.sink[first : first + whole_q.shape[-2]]
-        running = Running(whole_q, sink, work.backend)
+        running = Running(whole_q, v.shape[-1], sink, work.backend)
         for call in calls:
             running.attend(keys, values, call, work.scale, work.softcap)
         out, lse = running.result()
@@ -169,7 +169,7 @@ def of_ranks(x: torch.Tensor, ranks: int) -> torch.Tensor:
 def _scattering(ranks: Ranks, q, k, v, heads: slice) -> tuple:
     """Two messages: the queries and the keys of a group of heads."""
     wide = wide_of(heads, q.shape[-2] // k.shape[-2])
-    kv = torch.stack((k[..., heads, :], v[..., heads, :]), dim=2)
+    kv = torch.cat((k[..., heads, :], v[..., heads, :]), dim=-1)
     return (
         transport.all_to_all(ranks, q[..., wide, :].contiguous(), "queries"),
         transport.all_to_all(ranks, kv, "K and V"),
@@ -180,7 +180,7 @@ def _part(work: Work, q, keys, values, heads: slice, heads_kv: int, calls) -> tu
     """Attention of the query heads of a group of key/value heads."""
     wide = wide_of(heads, q.shape[-2] // heads_kv)
     sink = None if work.sink is None else work.sink[wide]
-    running = Running(q[..., wide, :], sink, work.backend)
+    running = Running(q[..., wide, :], values.shape[-1], sink, work.backend)
     for call in calls:
         running.attend(keys, values, call, work.scale, work.softcap)
     return running.result()
@@ -209,14 +209,15 @@ def _heads_together(results: list) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def message_of(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """(rows, 2, batch, heads, head_dim), contiguous."""
+    """(rows, batch, heads, head dim of k + head dim of v), contiguous."""
     rows = [x[:, None] if x.dim() == 3 else x.movedim(1, 0) for x in (k, v)]
-    return torch.stack(rows, dim=1)
+    return torch.cat(rows, dim=-1)
 
 
-def keys_and_values(message: torch.Tensor, packed: bool) -> list[torch.Tensor]:
-    """Views with the dimensions of q."""
-    return [message[:, i, 0] if packed else message[:, i].movedim(0, 1) for i in (0, 1)]
+def keys_and_values(message: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views with the dimensions of q, whose head dim is that of k."""
+    rows, depth = message[:, 0] if q.dim() == 3 else message.movedim(0, 1), q.shape[-1]
+    return rows[..., :depth], rows[..., depth:]
 
 
 LAYOUTS = {"ring": ring, "all_gather": all_gather, "all_to_all": all_to_all}

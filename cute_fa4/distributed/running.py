@@ -25,12 +25,13 @@ class Running:
     The initial state is that of a query without keys: out 0 and lse -inf, or the sink, which is thus counted once.
     """
 
-    def __init__(self, q: torch.Tensor, sink: torch.Tensor | None, backend):
-        """q: (batch, rows, heads, head_dim), or (rows, heads, head_dim)."""
+    def __init__(self, q: torch.Tensor, depth_v: int, sink: torch.Tensor | None, backend):
+        """q: (batch, rows, heads, head_dim), or (rows, heads, head_dim); depth_v: head dim of v and out."""
         self.backend, self.q, self.packed = backend, q, q.dim() == 3
         shape = (1, *q.shape) if self.packed else q.shape
-        batch, rows, heads, depth = shape
-        self.outs = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
+        batch, rows, heads, _ = shape
+        of_out = 2, batch, rows, heads, depth_v
+        self.outs = torch.empty(of_out, dtype=torch.float32, device=q.device)
         self.lses = torch.empty((2, batch, heads, rows), dtype=torch.float32, device=q.device)
         self.outs[0].zero_()
         if sink is None:

@@ -2,13 +2,14 @@
 
 A row is a token that a rank has. For each of its rows a rank sends, with e bytes per element:
 
-    ring, all_gather   (R - 1) 2 heads_kv head_dim e                                            grows with the ranks
-    all_to_all         (R - 1) / R ((2 heads_q + 2 max(heads_kv, R)) head_dim e + 4 heads_q)    does not
+    ring, all_gather   (R - 1) heads_kv D e                                         grows with the ranks
+    all_to_all         (R - 1) / R ((heads_q + max(heads_kv, R)) D e + 4 heads_q)   does not
+                       D: head dims of k and v together
 
 and in the backward pass, where dK and dV are sums of float32:
 
-    ring, all_gather   (R - 1) 2 heads_kv head_dim (e + 4)
-    all_to_all         (R - 1) / R (2 heads_q e + 2 max(heads_kv, R) w) head_dim     w: 4 if R > heads_kv, else e
+    ring, all_gather   (R - 1) heads_kv D (e + 4)
+    all_to_all         (R - 1) / R (heads_q e + max(heads_kv, R) w) D               w: 4 if R > heads_kv, else e
                        with a gradient of the log-sum-exp 4 heads_q more, as above
 
 and per query of a decode step, whose partial results have w bytes per element:
@@ -22,35 +23,48 @@ from math import ceil
 
 
 def sent_per_row(
-    layout: str, ranks: int, heads_q: int, heads_kv: int, head_dim: int, itemsize: int = 2
+    layout: str,
+    ranks: int,
+    heads_q: int,
+    heads_kv: int,
+    head_dim: int,
+    itemsize: int = 2,
+    head_dim_v: int | None = None,
 ) -> float:
     """Bytes that a rank sends for each of its rows of a sequence, without a window.
 
     >>> sent_per_row("ring", 8, 32, 8, 128), sent_per_row("all_to_all", 8, 32, 8, 128)
     (28672.0, 18032.0)
     """
+    columns = head_dim + (head_dim_v or head_dim)
     if layout in ("ring", "all_gather"):
-        return float((ranks - 1) * 2 * heads_kv * head_dim * itemsize)
+        return float((ranks - 1) * heads_kv * columns * itemsize)
     if layout != "all_to_all":
         raise ValueError(f"layout: {layout!r}; accepted: 'ring', 'all_gather', 'all_to_all'")
-    elements = (2 * heads_q + 2 * max(heads_kv, ranks)) * head_dim
+    elements = (heads_q + max(heads_kv, ranks)) * columns
     return (ranks - 1) / ranks * (elements * itemsize + 4 * heads_q)
 
 
 def sent_back_per_row(
-    layout: str, ranks: int, heads_q: int, heads_kv: int, head_dim: int, itemsize: int = 2
+    layout: str,
+    ranks: int,
+    heads_q: int,
+    heads_kv: int,
+    head_dim: int,
+    itemsize: int = 2,
+    head_dim_v: int | None = None,
 ) -> float:
     """The same for the backward pass, without a gradient of the log-sum-exp.
 
     >>> sent_back_per_row("ring", 8, 32, 8, 128), sent_back_per_row("all_to_all", 8, 32, 8, 128)
     (86016.0, 17920.0)
     """
-    once = sent_per_row(layout, ranks, heads_q, heads_kv, head_dim, itemsize)
+    once = sent_per_row(layout, ranks, heads_q, heads_kv, head_dim, itemsize, head_dim_v)
     if layout != "all_to_all":
         return once * (itemsize + 4) / itemsize
     of_keys = itemsize if ranks <= heads_kv else 4
-    elements = 2 * heads_q * itemsize + 2 * max(heads_kv, ranks) * of_keys
-    return (ranks - 1) / ranks * elements * head_dim
+    elements = heads_q * itemsize + max(heads_kv, ranks) * of_keys
+    return (ranks - 1) / ranks * elements * (head_dim + (head_dim_v or head_dim))
 
 
 def sent_per_query(

@@ -23,12 +23,22 @@ from cute_fa4.distributed import (
 )
 
 
-def tensors(seed: int, q_shape, k_shape, dtype=torch.float32) -> list[torch.Tensor]:
+def tensors(
+    seed: int, q_shape, k_shape, dtype=torch.float32, head_dim_v=None
+) -> list[torch.Tensor]:
     """q, k and v of all ranks together; the same in every process."""
     generator = torch.Generator().manual_seed(seed)
-    return [
+    q, k, v = (
         torch.randn(shape, generator=generator).to(dtype) for shape in (q_shape, k_shape, k_shape)
-    ]
+    )
+    return [q, k, v[..., :head_dim_v].contiguous()]
+
+
+def as_called(options: dict) -> tuple[dict, int | None]:
+    """The options of a case without its head_dim_v, which is no argument of a call -> (options, head_dim_v)."""
+    options = dict(options)
+    head_dim_v = options.pop("head_dim_v", None)
+    return options, head_dim_v
 
 
 def attend(rank: int, group, q_shape, k_shape, dtype, options: dict):
@@ -36,18 +46,18 @@ def attend(rank: int, group, q_shape, k_shape, dtype, options: dict):
     ranks = torch.distributed.get_world_size(group)
     dim = 1 if len(q_shape) == 4 else 0
     order = options.get("order", "zigzag")
-    mine = [
-        shard(x, rank, ranks, order=order, dim=dim) for x in tensors(0, q_shape, k_shape, dtype)
-    ]
+    options, head_dim_v = as_called(options)
+    whole = tensors(0, q_shape, k_shape, dtype, head_dim_v)
+    mine = [shard(x, rank, ranks, order=order, dim=dim) for x in whole]
     with transport.counting() as counter:
         out, lse = context_parallel_attention(*mine, group=group, return_lse=True, **options)
     return out, lse, counter.sent
 
 
-def gradients_of_results(q_shape, dtype, with_lse: bool) -> list:
+def gradients_of_results(q_shape, dtype, with_lse: bool, head_dim_v=None) -> list:
     """dout and dlse of all ranks together, dlse as (batch, rows, heads) or None; the same in every process."""
     generator = torch.Generator().manual_seed(3)
-    dout = torch.randn(q_shape, generator=generator).to(dtype)
+    dout = torch.randn(q_shape, generator=generator).to(dtype)[..., :head_dim_v].contiguous()
     return [dout, torch.randn(q_shape[:-1], generator=generator) if with_lse else None]
 
 
@@ -55,10 +65,11 @@ def differentiate(rank: int, group, q_shape, k_shape, dtype, options: dict, with
     """(dq, dk, dv, dsink or None) of a rank, and the bytes that it sent backward."""
     ranks = torch.distributed.get_world_size(group)
     cut = dict(order=options.get("order", "zigzag"), dim=len(q_shape) - 3)
-    whole = *tensors(0, q_shape, k_shape, dtype), *gradients_of_results(q_shape, dtype, with_lse)
+    options, head_dim_v = as_called(options)
+    whole = tensors(0, q_shape, k_shape, dtype, head_dim_v)
+    whole += gradients_of_results(q_shape, dtype, with_lse, head_dim_v)
     q, k, v, dout, dlse = (None if x is None else shard(x, rank, ranks, **cut) for x in whole)
     wanting = [x.requires_grad_() for x in (q, k, v)]
-    options = dict(options)
     if options.get("learnable_sink") is not None:
         options["learnable_sink"] = options["learnable_sink"].clone().requires_grad_()
         wanting.append(options["learnable_sink"])
@@ -195,7 +206,8 @@ def cache_of_rank(sequences: list, rank: int, ranks: int, interleave: int, rows:
 
 
 def decode(rank: int, group, lengths: list, form: dict, dtype, options: dict):
-    """(out, lse) of a rank. form: queries (a number, or one for each sequence), heads_q, heads_kv, rows, page.
+    """(out, lse) of a rank. form: queries (a number, or one for each sequence), heads_q, heads_kv, rows, page, and
+    head_dim_v (default: that of k).
 
     told: the lengths that the call is given, if others than those of the cache.
     """
@@ -204,6 +216,7 @@ def decode(rank: int, group, lengths: list, form: dict, dtype, options: dict):
     interleave = min(options.get("interleave") or form["page"] or form["rows"], form["rows"])
     kept = form["rows"], form["page"]
     k, v, table = cache_of_rank(sequences, rank, ranks, interleave, *kept)
+    v = v[..., : form.get("head_dim_v")]
     q, offsets = queries(form, len(lengths), dtype)
     heads = form["heads_q"] // ranks
     options = dict(options)

@@ -26,7 +26,7 @@ def exact(q, k, v, causal=False, window_size=(None, None), cu_seqlens=None, lear
     if cu_seqlens is None:
         out, lse = attention_float64(q, k, v, **options)
     else:
-        out = torch.zeros(q.shape, dtype=torch.float64)
+        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
         lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64)
         for begin, end in zip(cu_seqlens, cu_seqlens[1:], strict=False):
             rows = (x[None, begin:end] for x in (q, k, v))
@@ -63,7 +63,7 @@ def check(results: list, q_shape, k_shape, dtype, options: dict) -> None:
         for name in ("causal", "window_size", "cu_seqlens", "learnable_sink")
         if name in options
     }
-    whole = cases.tensors(0, q_shape, k_shape, dtype)
+    whole = cases.tensors(0, q_shape, k_shape, dtype, options.get("head_dim_v"))
     expected, expected_lse = exact(*whole, **problem)
     limit = Tolerance(FLOAT32_ERROR, FLOAT32_ERROR)
     if dtype != torch.float32:
@@ -132,8 +132,8 @@ def check_gradients(results: list, q_shape, k_shape, dtype, options: dict, with_
         if name in options
     }
     whole = (
-        *cases.tensors(0, q_shape, k_shape, dtype),
-        *cases.gradients_of_results(q_shape, dtype, with_lse),
+        *cases.tensors(0, q_shape, k_shape, dtype, options.get("head_dim_v")),
+        *cases.gradients_of_results(q_shape, dtype, with_lse, options.get("head_dim_v")),
     )
     exact = exact_gradients(whole, **problem)
     limits = [FLOAT32_ERROR_OF_GRADIENTS] * 3 + [FLOAT32_ERROR_OF_SINKS]

@@ -30,10 +30,11 @@ GRID = {
     "form": FORMS,
     "heads": ("equal", "grouped"),
     "sink": (False, True),
+    "head_dim_v": (None, 24),
 }
 
 
-def problem(ranks, layout, order, mask, form, heads, sink) -> tuple:
+def problem(ranks, layout, order, mask, form, heads, sink, head_dim_v=None) -> tuple:
     """(q_shape, k_shape, options) of a case."""
     heads_q = 2 * ranks
     heads_kv = heads_q if heads == "equal" else ranks if layout == "all_to_all" else 2
@@ -46,6 +47,8 @@ def problem(ranks, layout, order, mask, form, heads, sink) -> tuple:
         q_shape, k_shape = q_shape[1:], k_shape[1:]
         # A short one, an empty one, one over the first borders, one to the end except for three rows of padding.
         options["cu_seqlens"] = [0, 5, 5, 31, rows - 3]
+    if head_dim_v:
+        options["head_dim_v"] = head_dim_v
     if sink:
         options["learnable_sink"] = torch.linspace(-1, 1, heads_q)
     return q_shape, k_shape, options
@@ -53,16 +56,17 @@ def problem(ranks, layout, order, mask, form, heads, sink) -> tuple:
 
 ONE_HEAD = {
     "a log-sum-exp of one head a stage has a last dimension of any stride": dict(
-        ranks=4, layout="all_to_all", order="contiguous", mask="ahead", form="documents", heads="equal", sink=False
+        ranks=4, layout="all_to_all", order="contiguous", mask="ahead", form="documents", heads="equal", sink=False,
+        head_dim_v=None,
     )
 }  # fmt: skip
 
 
 @pairwise.cases("context parallel", GRID, seconds=0.15, also=ONE_HEAD)
 def test_ranks_return_what_one_process_with_all_rows_would(
-    pool, ranks, layout, order, mask, form, heads, sink
+    pool, ranks, layout, order, mask, form, heads, sink, head_dim_v
 ):
-    q_shape, k_shape, options = problem(ranks, layout, order, mask, form, heads, sink)
+    q_shape, k_shape, options = problem(ranks, layout, order, mask, form, heads, sink, head_dim_v)
     arguments = q_shape, k_shape, torch.float32, {**options, "backend": "sdpa"}
     oracle.check(pool.run(cases.attend, arguments, ranks), *arguments)
 
@@ -82,7 +86,8 @@ def test_eight_ranks(pool_of_eight):
     [
         dict(ranks=2, layout="ring", order="zigzag", mask="causal", form="dense", heads="grouped", sink=True),
         dict(ranks=3, layout="ring", order="contiguous", mask="short", form="dense", heads="equal", sink=False),
-        dict(ranks=2, layout="all_gather", order="zigzag", mask="causal", form="documents", heads="equal", sink=False),
+        dict(ranks=2, layout="all_gather", order="zigzag", mask="causal", form="documents", heads="equal", sink=False,
+             head_dim_v=40),
         dict(ranks=2, layout="all_to_all", order="zigzag", mask="full", form="dense", heads="equal", sink=False),
     ],
     ids=lambda case: f"{case['layout']}-{case['mask']}",

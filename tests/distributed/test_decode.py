@@ -24,6 +24,7 @@ GRID = {
     "heads": ("split", "all"),
     "sink": (False, True),
     "wire": (None, torch.float32),
+    "head_dim_v": (None, 32),
 }
 CACHES = {
     "range": (0, None),
@@ -34,9 +35,10 @@ CACHES = {
 QUERIES = {"one": 1, "three": 3, "ragged": [1, 3, 0, 2, 0, 4]}
 
 
-def problem(ranks, cache, queries, window, heads, sink, wire):
+def problem(ranks, cache, queries, window, heads, sink, wire, head_dim_v=None):
     page, interleave = CACHES[cache]
     form = dict(queries=QUERIES[queries], heads_q=2 * ranks, heads_kv=ranks, rows=ROWS, page=page)
+    form["head_dim_v"] = head_dim_v
     options = dict(heads=heads, interleave=interleave, wire_dtype=wire)
     if window is not None:
         options["window_size"] = (window, None)
@@ -65,7 +67,7 @@ def check(
         else:
             rows = slice(int(offsets[b]), int(offsets[b + 1]))
             one, its_out, its_lse = q[None, rows], out[rows], lse[:, rows]
-        mask = dict(causal=True, window_size=window)
+        v, mask = v[..., : form["head_dim_v"]], dict(causal=True, window_size=window)
         exact, exact_lse = attention_float64(one, k[None], v[None], **mask)
         limit = Tolerance(oracle.FLOAT32_ERROR, oracle.FLOAT32_ERROR)
         if dtype != torch.float32 and k.numel() and one.numel():
@@ -83,9 +85,9 @@ def with_sink(out, lse, sink):
 
 @pairwise.cases("decode on ranks", GRID, seconds=0.15)
 def test_a_cache_on_ranks_is_the_whole_cache(
-    pool, ranks, cache, queries, window, heads, sink, wire
+    pool, ranks, cache, queries, window, heads, sink, wire, head_dim_v
 ):
-    form, options = problem(ranks, cache, queries, window, heads, sink, wire)
+    form, options = problem(ranks, cache, queries, window, heads, sink, wire, head_dim_v)
     options["backend"] = "sdpa"
     results = pool.run(cases.decode, (LENGTHS, form, torch.float32, options), ranks)
     check(results, ranks, form, torch.float32, options)
@@ -94,7 +96,7 @@ def test_a_cache_on_ranks_is_the_whole_cache(
 @pytest.mark.parametrize(
     "case, of_wire",
     [
-        (dict(cache="page", queries="one", window=None, heads="split", sink=True, wire=None), 0.0),
+        (dict(cache="page", queries="one", window=None, heads="split", sink=True, wire=None, head_dim_v=32), 0.0),
         # Each of two parts is rounded to bf16 once more: 2^-9 of values up to four.
         (dict(cache="token in pages", queries="three", window=70, heads="all", sink=False, wire=torch.bfloat16), 2**-7),
     ],

@@ -17,9 +17,9 @@ from tests.distributed.test_context_parallel import GRID, problem
 
 @pairwise.cases("gradients on ranks", {**GRID, "with_lse": (False, True)}, seconds=0.3)
 def test_ranks_have_the_gradients_that_one_process_with_all_rows_has(
-    pool, ranks, layout, order, mask, form, heads, sink, with_lse
+    pool, ranks, layout, order, mask, form, heads, sink, head_dim_v, with_lse
 ):
-    q_shape, k_shape, options = problem(ranks, layout, order, mask, form, heads, sink)
+    q_shape, k_shape, options = problem(ranks, layout, order, mask, form, heads, sink, head_dim_v)
     arguments = q_shape, k_shape, torch.float32, {**options, "backend": "sdpa"}, with_lse
     oracle.check_gradients(pool.run(cases.differentiate, arguments, ranks), *arguments)
 
@@ -54,7 +54,11 @@ def test_the_gradient_of_a_sink_is_that_of_the_ranks_own_rows(pool):
 @pytest.mark.parametrize(
     "layout, order, options",
     [
-        ("ring", "zigzag", {"causal": True, "learnable_sink": torch.linspace(-1, 1, 4)}),
+        (
+            "ring",
+            "zigzag",
+            {"causal": True, "learnable_sink": torch.linspace(-1, 1, 4), "head_dim_v": 40},
+        ),
         ("all_gather", "contiguous", {"causal": True, "cu_seqlens": [0, 5, 31, 45]}),
         ("all_to_all", "zigzag", {"window_size": (5, 30)}),
     ],
@@ -62,6 +66,8 @@ def test_the_gradient_of_a_sink_is_that_of_the_ranks_own_rows(pool):
 def test_the_kernel_on_the_emulator_within_the_error_of_one_gpu(pool, layout, order, options):
     """Two heads of a group; 24 rows a rank, as above. Parts are added unrounded, so the bound is that of one call."""
     q_shape, k_shape = (1, 48, 4, 64), (1, 48, 2, 64)
+    if "head_dim_v" in options:  # DeepSeek's head dims of q and k; those of v are padded
+        q_shape, k_shape = (1, 48, 4, 192), (1, 48, 2, 192)
     if "cu_seqlens" in options:
         q_shape, k_shape = q_shape[1:], k_shape[1:]
     options = {"layout": layout, "order": order, **options}

@@ -26,8 +26,9 @@ REPORT = json.loads((ROOT / "benchmarks" / "context_parallel_h200x2.json").read_
 def test_a_rank_sends_what_the_formula_says(pool, layout, ranks, heads_kv):
     """24 rows of 8 heads; with 2 key/value heads on 4 ranks, all_to_all sends each twice."""
     shapes = (1, 24 * ranks, 8, 64), (1, 24 * ranks, heads_kv, 64)
-    arguments = *shapes, torch.float32, {"layout": layout, "backend": "sdpa", "causal": True}
-    expected = 24 * sent_per_row(layout, ranks, 8, heads_kv, 64, itemsize=4)
+    options = {"layout": layout, "backend": "sdpa", "causal": True, "head_dim_v": 48}
+    arguments = *shapes, torch.float32, options
+    expected = 24 * sent_per_row(layout, ranks, 8, heads_kv, 64, itemsize=4, head_dim_v=48)
     assert [sent for _, _, sent in pool.run(cases.attend, arguments, ranks)] == [expected] * ranks
 
 
@@ -37,8 +38,9 @@ def test_a_rank_sends_what_the_formula_says(pool, layout, ranks, heads_kv):
 def test_a_rank_sends_what_the_formula_says_backward(pool, layout, ranks, heads_kv):
     """As above, in bf16: with 2 key/value heads on 4 ranks, all_to_all sends parts of sums, which are float32."""
     shapes = (1, 24 * ranks, 8, 64), (1, 24 * ranks, heads_kv, 64)
-    arguments = *shapes, torch.bfloat16, {"layout": layout, "backend": "sdpa", "causal": True}
-    expected = 24 * sent_back_per_row(layout, ranks, 8, heads_kv, 64)
+    options = {"layout": layout, "backend": "sdpa", "causal": True, "head_dim_v": 48}
+    arguments = *shapes, torch.bfloat16, options
+    expected = 24 * sent_back_per_row(layout, ranks, 8, heads_kv, 64, head_dim_v=48)
     sent = [result[-1] for result in pool.run(cases.differentiate, arguments, ranks)]
     assert sent == [expected] * ranks
 

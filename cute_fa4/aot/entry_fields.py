@@ -57,7 +57,8 @@ MODEL = {
         "text", "of caches under 16-bit queries: e4m3, e5m2, e2m1; default: as dtype"
     ),
     "q_quantize": Field(
-        "text", "of such queries: auto or never; default: as calls that do not say"
+        "text",
+        "of such queries: auto, never, or before: they have kv_dtype already; default: as calls that do not say",
     ),
     "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
     "o_dtype": Field(

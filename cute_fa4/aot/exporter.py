@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from cute_fa4.aot import build, c_header, link, manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
-from cute_fa4.aot.manifest import ExportError, file_record
+from cute_fa4.aot.manifest import DamagedListError, ExportError, file_record
 from cute_fa4.compiler import requirement, toolkit
 from cute_fa4.compiler.requirement import CompilerMissingError
 from cute_fa4.sm100.blueprint.naming import asked
 from cute_fa4.sm100.choose.config import FA4Config
 
 KERNEL_HEADER = "cute_fa4_kernel.h"
+UNFINISHED = ".unfinished-"  # begins the name of the folder of a kernel that is being written
 
 
 def export(
@@ -29,7 +33,8 @@ def export(
     """Compile every configuration into out_dir and describe it in out_dir/manifest.json. Returns out_dir.
 
     configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); duplicates count once
-    out_dir      created; existing kernels stay; one of the same name is replaced
+    out_dir      created; existing kernels stay; one of the same name is replaced when the new one is complete. One
+                 process at a time exports into it
     arch         "sm_100a" or "sm_103a" instead of each configuration's own
     host_target  processors that the host code runs on: "x86-64", "x86-64-v2", "x86-64-v3", or "native"
     progress     called as progress(kernels done, kernels, name) before each and at the end
@@ -48,14 +53,21 @@ def export(
         raise ExportError(f"export compiles kernels: {error}") from None
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(link.HERE / "kernel.h", out / KERNEL_HEADER)
-    kernels = kept(out)
+    kernels = kept(out, warns=True)
+    for left in out.glob(f"{UNFINISHED}*"):  # by an export that was killed
+        shutil.rmtree(left)
+    manifest.write_atomically(out / KERNEL_HEADER, (link.HERE / "kernel.h").read_bytes())
+    if not kernels:
+        _write_manifest(out, host_target, kernels)
     for done, (config, as_data) in enumerate(zip(configs, data, strict=True)):
         if progress:
             progress(done, len(configs), config.name)
-        if kernels.pop(config.name, None):  # whose files are about to change
-            _write_manifest(out, host_target, kernels)
-        record = export_one(config, as_data, out, host_target)
+        with tempfile.TemporaryDirectory(dir=out, prefix=UNFINISHED) as scratch:
+            record = export_one(config, as_data, Path(scratch), host_target)
+            if kernels.pop(config.name, record)["files"] != record["files"]:
+                _write_manifest(out, host_target, kernels)  # before the files change
+            for file in record["files"].values():
+                os.replace(Path(scratch) / file["path"], out / file["path"])
         kernels[record["name"]] = record
         _write_manifest(out, host_target, kernels)
     if progress:
@@ -64,7 +76,8 @@ def export(
 
 
 def _write_manifest(out: Path, host_target: str, kernels: dict) -> None:
-    """List only complete kernels, so that an export that is killed leaves a directory that loads."""
+    """List only complete kernels, none before the first is: an export that is killed leaves a directory that loads, or
+    whose list says why not."""
     content = {
         "host_target": host_target,
         "versions": manifest.versions(),
@@ -129,11 +142,22 @@ def _checked(config) -> dict:
         raise ExportError(f"{config.name}: {error}") from None
 
 
-def kept(out: Path) -> dict:
-    """Kernels of an earlier export into the same directory, if they are of these versions."""
+def kept(out: Path, warns: bool = False) -> dict:
+    """Kernels of an earlier export into the same directory, if they are of these versions.
+
+    None if their list is damaged or empty: the new export writes it anew, and warns of it.
+    """
     if not (out / manifest.MANIFEST).exists():
         return {}
-    content = manifest.read_manifest(out)
+    try:
+        content = manifest.read_manifest(out)
+    except DamagedListError as error:
+        if warns:
+            text = (
+                f"{error.problem}; the list is written anew, without kernels of an earlier export"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return {}
     if content["versions"] != manifest.versions():
         raise ExportError(
             f"{out}: has kernels of other versions; accepted: an empty directory, or one written by the installed "

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cute_fa4 import dtypes
 from cute_fa4.aot.manifest import ExportError
+from cute_fa4.aot.model_dtypes import BEFORE
 
 # Served in 16 bits.
 DTYPES = {dtypes.DTYPES[name].torch_name: name for name in dtypes.UNQUANTIZED}
@@ -42,7 +43,8 @@ def models_of(
 
     path             config.json, or the directory that has it
     page_size        keys of a page of the cache
-    kv_dtype         of caches, under 16-bit queries: "e4m3", "e5m2" or "e2m1"; None: as the model's dtype
+    kv_dtype         of caches: "e4m3", "e5m2" or "e2m1"; None: as the model's dtype. An entry for calls without a
+                     cache, one for queries of 16 bits over it, and one for queries that are quantized before the call
     tensor_parallel  GPUs that share the heads
     """
     said = _read(path)
@@ -75,10 +77,21 @@ def models_of(
     if said.get("model_type") in SINKS:
         model["sink"] = shared["dtype"]
     if not model["causal"]:
-        model["calls"] = ("dense", "packed")
-    elif kv_dtype is not None:
-        model |= {"kv_dtype": kv_dtype, "descales": "kv"}
-    return [model]
+        return [model | {"calls": ("dense", "packed")}]
+    if kv_dtype is None:
+        return [model]
+    # No pages: --calls paged adds no cache of 16 bits.
+    without_cache = model | {"calls": ("packed",), "page_sizes": ()}
+    return [without_cache, *_over_cache(model | {"calls": ("paged",)}, kv_dtype)]
+
+
+def _over_cache(model: dict, kv_dtype: str) -> list[dict]:
+    """Entries for calls over a cache of kv_dtype: q has 16 bits, or kv_dtype if an MMA multiplies it."""
+    cached = model | {"kv_dtype": kv_dtype}
+    found = [cached | {"descales": "kv"}]
+    if dtypes.is_quantized(kv_dtype):
+        found.append(cached | {"descales": "qkv", "q_quantize": BEFORE})
+    return found
 
 
 def _read(path) -> dict:
@@ -151,9 +164,7 @@ def _latent(path, said: dict, heads: int, shared: dict, page_size: int, kv_dtype
     decode = shared | dict(
         head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1, calls=("latent",), page_sizes=(page_size,)
     )  # fmt: skip
-    if kv_dtype is not None:
-        decode |= {"kv_dtype": kv_dtype, "descales": "kv"}
-    found = [decode]
+    found = [decode] if kv_dtype is None else _over_cache(decode, kv_dtype)
     if said.get("index_topk"):  # lists of keys, each a page
         rows = {"calls": ("latent_rows",), "page_sizes": (1,), "causal": False}
         found = [shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1) | rows]

@@ -36,6 +36,14 @@ class LoadError(RuntimeError):
     """Exported kernels were refused: damaged, foreign, or made by or for something else."""
 
 
+class DamagedListError(LoadError):
+    """A manifest that lists no kernel that could be loaded; problem: without the remedy."""
+
+    def __init__(self, problem: str, remedy: str = "export again"):
+        super().__init__(f"{problem}; {remedy}")
+        self.problem = problem
+
+
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -96,14 +104,16 @@ def read_manifest(directory: Path) -> dict:
         raise LoadError(
             f"{directory}: no {MANIFEST}; accepted: a directory written by cute_fa4.aot.export"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise DamagedListError(f"{path}: cannot be read ({error})") from error
+    except OSError as error:
         raise LoadError(f"{path}: cannot be read ({error}); export again") from error
     if not text.strip():
-        raise LoadError(f"{path}: empty; copy the directory again or export again")
+        raise DamagedListError(f"{path}: empty", "copy the directory again or export again")
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise LoadError(f"{path}: damaged, not JSON ({error}); export again") from None
+        raise DamagedListError(f"{path}: damaged, not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else None
         raise LoadError(
@@ -111,9 +121,12 @@ def read_manifest(directory: Path) -> dict:
         )
     kernels = content.get("kernels")
     if not isinstance(kernels, list) or not isinstance(content.get("versions"), dict):
-        raise LoadError(f"{path}: without kernels or versions; export again")
+        raise DamagedListError(f"{path}: without kernels or versions")
     if not kernels:
-        raise LoadError(f"{path}: a list of no kernels; accepted: one or more; export again")
+        raise DamagedListError(
+            f"{path}: a list of no kernels",
+            "accepted: one or more; the export has completed none: wait for it, or export again",
+        )
     for kernel in kernels:
         _check_kernel(path, kernel)
     return content
@@ -125,7 +138,7 @@ def _check_kernel(path: Path, kernel) -> None:
         for key, kind in (("name", str), ("symbol", str), ("config", dict), ("files", dict))
     )
     if not shaped:
-        raise LoadError(f"{path}: a kernel without name, symbol, config or files; export again")
+        raise DamagedListError(f"{path}: a kernel without name, symbol, config or files")
     for role, record in kernel["files"].items():
         ok = (
             isinstance(record, dict)
@@ -136,9 +149,8 @@ def _check_kernel(path: Path, kernel) -> None:
             and record["path"] not in ("", ".", "..")
         )
         if not ok:
-            raise LoadError(
-                f"{path}: kernel {kernel['name']}: the record of {role!r} is damaged or points out of the "
-                "directory; export again"
+            raise DamagedListError(
+                f"{path}: kernel {kernel['name']}: the record of {role!r} is damaged or points out of the directory"
             )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cute_fa4.dtypes import CACHED, UNQUANTIZED, is_quantized, row_of
+from cute_fa4.dtypes import CACHED, QUANTIZED, UNQUANTIZED, is_quantized, row_of
 from cute_fa4.scales import ROW, Scales
+
+BEFORE = "before"
+"""q_quantize of a model whose calls get q quantized already."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,20 @@ class Dtypes:
                 f"calls: ranks with {self.stored}; accepted: {' or '.join(UNQUANTIZED)}"
             )
 
+    def quantised_before(self) -> dict:
+        """Arguments of configs_for_model for calls whose q has kv_dtype, and out dtype. ValueError if it has none."""
+        if self.kv_dtype not in QUANTIZED:
+            raise ValueError(
+                f"q_quantize: {BEFORE!r} with kv_dtype={self.kv_dtype!r}; accepted: kv_dtype "
+                f"{' or '.join(QUANTIZED)}"
+            )
+        return {
+            "dtype": self.kv_dtype,
+            "kv_dtype": None,
+            "q_quantize": None,
+            "o_dtype": self.o_dtype or self.dtype,
+        }
+
     def of_problem(self) -> dict:
         """Fields of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""
         descales = self.descales if self.is_quantized else self.descales.only("o")
@@ -64,7 +81,7 @@ class Dtypes:
         descales = replace(self.descales.only("k", "v", "o"), q=ROW)
         return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": descales}
 
-    def of_new_rows(self) -> list[dict]:
+    def of_new_rows(self) -> list[str]:
         """Dtypes of rows that are appended to a cache: its own, and 16 bits, quantised by the append.
 
         None are appended to a cache of 4 bits: cute_fa4.nvfp4 and the caller write it.
@@ -72,6 +89,5 @@ class Dtypes:
         if not row_of(self.stored).is_operand:
             return []
         if not self.is_quantized or self.descales.of_blocks:
-            return [{}]
-        new_dtype = self.dtype if self.kv_dtype else row_of(self.dtype).out
-        return [{}, {"new_dtype": new_dtype, "descales": self.descales.only("k", "v")}]
+            return [self.stored]
+        return [self.stored, self.dtype if self.kv_dtype else row_of(self.dtype).out]

@@ -50,15 +50,16 @@ def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list
 
 def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str) -> list:
     """The kernels that append new rows to a cache. dtypes: model_dtypes.Dtypes."""
-    from cute_fa4.sm100.append.config import AppendConfig
+    from cute_fa4.sm100.choose.launches import append_launch
 
+    depths, said = (head_dim, head_dim_v), dtypes.descales
     return [
-        AppendConfig(
-            dtypes.stored, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch, **of_new
+        append_launch(
+            dtypes.stored, depths, new_dtype, said, packed=packed, page_size=page, arch=arch
         )
         for packed in (False, True)
         for page in page_sizes
-        for of_new in dtypes.of_new_rows()
+        for new_dtype in dtypes.of_new_rows()
     ]
 
 

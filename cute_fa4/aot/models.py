@@ -22,7 +22,7 @@ from operator import index
 from pathlib import Path
 
 from cute_fa4.aot import model_launches
-from cute_fa4.aot.model_dtypes import Dtypes
+from cute_fa4.aot.model_dtypes import BEFORE, Dtypes
 from cute_fa4.aot.model_kernels import kernels_of_model
 from cute_fa4.aot.model_layouts import layouts_of, masks_of, ropes_of
 from cute_fa4.scales import Scales
@@ -67,7 +67,8 @@ def configs_for_model(
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
                 None: as dtype
-    q_quantize  in such calls, as the functions take it; None: calls that leave it open
+    q_quantize  in such calls, as the functions take it; None: calls that leave it open; "before": calls whose q has
+                kv_dtype already, and out dtype
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
                 bits out alone
@@ -114,6 +115,8 @@ def configs_for_model(
     masks = masks_of(causal, windows, chunk)
     dtypes = Dtypes(dtype, kv_dtype, o_dtype, Scales.of(descales))
     dtypes.check(calls)
+    if q_quantize == BEFORE:
+        return configs_for_model(**given | dtypes.quantised_before())
     policy.check_quantize(q_quantize)
     policy.check_batch_invariant(batch_invariant)
     plain = sizes | dtypes.of_problem() | _scores(sink, softcap) | {"arch": arch}

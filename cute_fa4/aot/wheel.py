@@ -42,6 +42,7 @@ def write(directory, out, name: str) -> Path:
         f"{package}/{path.name}": path.read_bytes()
         for path in sorted(directory.iterdir())
         if path.name not in OF_A_PACKAGE
+        and not path.name.startswith(".")  # of an export that was killed
     }
     tag = f"py3-none-{_platform(files)}"
     files[f"{package}/__init__.py"] = f'"""Kernels of cute_fa4: {name}."""\n'.encode()

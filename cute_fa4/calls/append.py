@@ -49,7 +49,7 @@ from cute_fa4.operands import (
     fields_given,
 )
 from cute_fa4.scales import Scales
-from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose.launches import append_launch
 from cute_fa4.system.devices import target_of
 from cute_fa4.system.messages import named_as
 
@@ -230,16 +230,14 @@ def prepare_append(
     if k.numel() == 0 or tensors.k.numel() == 0 or batch == 0:
         return None
     target = target_of(k.device)
-    quantises = k.dtype != tensors.k.dtype
-    config = AppendConfig(
+    config = append_launch(
         DTYPE_NAMES[tensors.k.dtype],
-        depth=k.shape[-1],
-        depth_v=v.shape[-1],
+        (k.shape[-1], v.shape[-1]),
+        DTYPE_NAMES[k.dtype],
+        scales.said if scales else Scales(),
         packed=offsets is not None,
         page_size=0 if tensors.page_table is None else tensors.k.shape[1],
         cache_batch_idx=tensors.cache_batch_idx is not None,
-        new_dtype=DTYPE_NAMES[k.dtype],
-        descales=scales.said.only("k", "v") if scales and quantises else Scales(),
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, tensors.k, tensors.v)]

@@ -160,7 +160,8 @@ def test_a_kernel_that_raises_does_not_hide_the_others(nothing_loaded):
     assert str(trials.verdict(PLAIN, "cpu", "emulator")).endswith("RuntimeError: no such launch")
 
 
-def test_a_kernel_that_no_call_asks_for_is_not_counted_as_tried(nothing_loaded, capsys):
+def test_a_kernel_that_no_call_asks_for_is_not_counted_as_tried(nothing_loaded, monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_CACHE", "off")  # where other tests may have left PLAIN
     config = PLAIN.with_(rescale_log2=4.0)
     functions.register(config, "emulator", lambda: None)
     verdict = trials.verdict(config, "cpu", "emulator")

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -99,19 +101,101 @@ def test_exporting_again_adds_to_what_is_there(exported, tmp_path):
     assert set(kernels(directory)) == {config.name for config in (*EXPORTED, more)}
 
 
-def test_an_export_that_is_killed_leaves_a_directory_that_loads(exported, tmp_path, monkeypatch):
-    """Also while it writes a kernel anew: what the manifest says is whole at every moment."""
-    directory = shutil.copytree(exported, tmp_path / "copy")
+def right(directory):
+    """The kernels of the list, whose files are all as it says."""
+    listed = manifest.read_manifest(directory)["kernels"]
+    return {loader.verified_config(directory, kernel) for kernel in listed}
+
+
+def exported_without_a_compiler(exported, monkeypatch, more: bytes = b""):
+    """From here on an export copies the files of `exported`; more: another compiler's bytes at the end of each."""
+
+    def copied(config, as_data, out, host_target):
+        record = kernels(exported)[config.name]
+        for file in record["files"].values():
+            (out / file["path"]).write_bytes((exported / file["path"]).read_bytes() + more)
+        files = {x: manifest.file_record(out / f["path"]) for x, f in record["files"].items()}
+        return record | {"files": files}
+
+    monkeypatch.setattr(exporter, "export_one", copied)
+
+
+def kill_in_an_export(directory, config):
+    """SIGKILL, which cleans nothing up, where half of a kernel is written."""
 
     def killed(config, as_data, out, host_target):
         (out / f"{config.name}.so").write_bytes(b"half of it")
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(exporter, "export_one", killed)
-    with pytest.raises(KeyboardInterrupt):
+    child = os.fork()
+    if child == 0:
+        try:
+            exporter.export_one = killed
+            aot.export([config], directory)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_an_export_that_is_killed_leaves_a_directory_that_loads(exported, tmp_path):
+    """Also while it writes a kernel anew, which stays unchanged."""
+    directory = shutil.copytree(exported, tmp_path / "copy")
+    kill_in_an_export(directory, PLAIN)
+    assert right(directory) == set(EXPORTED)
+
+
+def test_an_export_that_is_killed_in_the_first_kernel_says_so_and_can_be_repeated(
+    exported, tmp_path, monkeypatch
+):
+    kill_in_an_export(tmp_path, PLAIN)
+    with pytest.raises(aot.LoadError, match="a list of no kernels.*has completed none"):
+        aot.load(tmp_path)
+    exported_without_a_compiler(exported, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="a list of no kernels; the list is written anew"):
+        aot.export([PLAIN], tmp_path)
+    assert right(tmp_path) == {PLAIN}
+    files = {file["path"] for file in kernels(tmp_path)[PLAIN.name]["files"].values()}
+    assert {path.name for path in tmp_path.iterdir()} == files | {
+        "manifest.json",
+        exporter.KERNEL_HEADER,
+    }
+
+
+def test_an_export_that_is_killed_while_it_writes_the_only_kernel_anew_leaves_the_old_one(
+    exported, tmp_path, monkeypatch
+):
+    exported_without_a_compiler(exported, monkeypatch)
+    aot.export([PLAIN], tmp_path)
+    kill_in_an_export(tmp_path, PLAIN)
+    assert right(tmp_path) == {PLAIN}
+    aot.export([APPEND], tmp_path)
+    assert right(tmp_path) == {PLAIN, APPEND}
+
+
+def test_the_list_is_right_whenever_a_file_is_replaced(exported, tmp_path, monkeypatch):
+    directory = shutil.copytree(exported, tmp_path / "copy")
+    seen, replace = [], os.replace
+
+    def replaced(source, destination):
+        seen.append(right(directory))
+        replace(source, destination)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    for more, unlisted in ((b"", set()), (b"\n", {PLAIN})):
+        exported_without_a_compiler(exported, monkeypatch, more)
         aot.export([PLAIN], directory)
-    left = manifest.read_manifest(directory)["kernels"]
-    assert {loader.verified_config(directory, kernel) for kernel in left} == set(EXPORTED) - {PLAIN}
+        assert len(seen) > len(ROLES) and seen[-2] == set(EXPORTED) - unlisted
+        seen.clear()
+    assert right(directory) == set(EXPORTED)
+
+
+def test_a_damaged_list_does_not_prevent_a_new_export(exported, tmp_path, monkeypatch):
+    directory = shutil.copytree(exported, tmp_path / "copy")
+    (directory / "manifest.json").write_text("{")
+    exported_without_a_compiler(exported, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="damaged, not JSON .*; the list is written anew"):
+        aot.export([PLAIN], directory)
+    assert right(directory) == {PLAIN}
 
 
 def refuse_to_compile(monkeypatch):

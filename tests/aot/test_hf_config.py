@@ -80,30 +80,21 @@ def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, ca
         assert command_line.main(["export", "--list", *arguments]) == 0
         return set(capsys.readouterr().out.split())
 
-    of_model = [
-        "--page-sizes",
-        "16",
-        "--calls",
-        "packed",
-        "paged",
-        "--kv-dtype",
-        "e4m3",
-        "--descales",
-        "kv",
-    ]
-    flags = ["--head-dim", "128", "--heads-q", "4", "--heads-kv", "1", *of_model]
+    flags = "--head-dim 128 --heads-q 4 --heads-kv 1 --page-sizes 16".split()
+    paged = [*flags, "--calls", "paged"]
+    without_cache = listed(*flags, "--calls", "packed")
+    of_16 = listed(*paged, "--kv-dtype", "e4m3", "--descales", "kv")
+    of_8 = listed(*paged, "--dtype", "e4m3")
     asked = [
         "--hf-config",
         str(path),
-        "--page-size",
-        "16",
-        "--kv-dtype",
-        "e4m3",
-        "--tensor-parallel",
-        "8",
+        *"--kv-dtype e4m3 --page-size 16 --tensor-parallel 8".split(),
     ]
-    assert listed(*asked) == listed(*flags)
-    assert listed(*asked, "--calls", "paged") < listed(*asked)
+    assert listed(*asked) == without_cache | of_16 | of_8
+    assert listed(*asked, "--calls", "paged") == of_16 | of_8
+    # --dtype is the model's, so out of 8-bit queries has it.
+    of_8 = listed(*paged, "--dtype", "e4m3", "--o-dtype", "fp16")
+    assert of_8 < listed(*asked, "--dtype", "fp16")
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,17 @@ def test_every_configuration_that_training_asks_for_is_listed(name, monkeypatch)
     assert {config.dlse for config in backward} == {False, *shape.get("return_lse", ())}
 
 
+def test_queries_that_are_quantized_before_the_call_have_the_dtype_of_the_cache():
+    shape = dict(head_dim=64, heads_q=8, heads_kv=2, calls=("paged", "kvcache"))
+    before = configs_for_model(**shape, dtype="fp16", kv_dtype="e4m3", q_quantize="before")
+    assert before == configs_for_model(**shape, dtype="e4m3", o_dtype="fp16")
+    for kv_dtype in (None, "e2m1"):
+        with pytest.raises(
+            ValueError, match="'before' with kv_dtype=.*accepted: kv_dtype e4m3 or e5m2"
+        ):
+            configs_for_model(**shape, kv_dtype=kv_dtype, q_quantize="before")
+
+
 def test_a_model_without_a_backward_pass_is_refused_by_name():
     model = dict(head_dim=64, heads_q=2, heads_kv=2, training=True)
     for wrong, text in (

@@ -1,10 +1,12 @@
 """Law: no call of a model asks for a kernel that the list of its kernels lacks, whatever the call's lengths.
 
-Random calls of twelve real models go through the public functions and vLLM's adapter on tensors without data
+Random calls of real models go through the public functions and vLLM's adapter on tensors without data
 (system/devices.py: asked_for), which plan, check and "launch" as on a GPU and note every kernel that they would launch.
-Under CUTE_FA4_JIT=error each of them has to be in configs_for_model's list.
+Under CUTE_FA4_JIT=error each of them has to be in configs_for_model's list, or for a service whose model's config.json
+was read in that of hf_config.models_of.
 """
 
+import json
 import random
 
 import pytest
@@ -16,10 +18,13 @@ from cute_fa4 import (
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
 )
+from cute_fa4.aot import entry, hf_config
 from cute_fa4.calls import repeat
 from cute_fa4.integrations import vllm
 from cute_fa4.integrations.invariance import VLLM
 from cute_fa4.system.devices import asked_for
+
+from .test_hf_config import PUBLISHED
 
 CALLS = 5000  # of all models; planning one takes about a millisecond
 TOKENS = 1 << 16  # of a step, at most
@@ -67,6 +72,14 @@ MODELS = {
     ),
 }  # fmt: skip
 
+# Name in MODELS and in test_hf_config.PUBLISHED -> what vLLM's adapter calls for it without a cache, and over one.
+SERVICES = {
+    "Llama 3 8B": ("packed", "paged"),
+    "GPT-OSS 20B": ("packed", "paged"),
+    "DeepSeek V3": ("prefill", "latent"),
+}
+PREFILL = dict(heads_q=128, heads_kv=128, head_dim=192)  # of latent attention
+
 
 def numbers(*shape, dtype=torch.int32):
     return torch.empty(*shape, dtype=dtype, device="meta")
@@ -103,8 +116,15 @@ def a_call(draw, model: dict, options: dict) -> None:
     if kind.startswith("latent"):
         rows = dict(dtype=torch.uint8) if kind == "latent_rows" else dict(dtype=cache)
         stored = numbers(table.numel(), page, 1, 656 if kind == "latent_rows" else depth, **rows)
-        q = numbers(min(batch, 64), queries, heads, depth, dtype=BF16)
-        given = splits(draw) | invariant
+        q = numbers(min(batch, 64), queries, heads, depth, dtype=dtype)
+        scales = {f"descale_{x}": numbers(1, dtype=torch.float32)
+                  for x in "qk" if x in options.get("descales", "")}  # fmt: skip
+        if of_8:
+            vllm.flash_mla_with_kvcache_fp8(
+                q, stored, table[:64], used[:64], 512, causal=True, **scales
+            )
+            return
+        given = splits(draw) | invariant | scales
         flash_mla_with_kvcache(q, stored, table[:64], used[:64], causal=True, **given)
         return
     common = {name: numbers(1, dtype=torch.float32) for name in
@@ -115,6 +135,15 @@ def a_call(draw, model: dict, options: dict) -> None:
     sink = numbers(heads, dtype=BF16) if "sink" in options else None
     # A mixed batch: one long sequence, and others of which most have one query.
     total = queries + sum(draw.choice((1, 1, draw.randint(1, queries))) for _ in range(batch - 1))
+    if kind == "prefill":  # latent attention: new tokens, or a chunk of the context, which all see
+        q, k, v = (numbers(total, heads, columns, dtype=BF16) for columns in (depth, 128, 128))
+        chunk = draw.random() < 0.5
+        vllm.flash_attn_varlen_diff_headdims(
+            q, vllm.concat_k_nope_k_pe(k, numbers(total, 1, 64, dtype=BF16)), v,
+            return_softmax_lse=chunk or draw.random() < 0.5, causal=not chunk,
+            cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=queries, max_seqlen_k=queries,
+        )  # fmt: skip
+        return
     if kind == "kvcache":
         packed, new = draw.random() < 0.5, draw.random() < 0.5
         q_rows, new_rows = ((total,), (total,)) if packed else ((batch, queries),) * 2
@@ -152,18 +181,48 @@ def a_call(draw, model: dict, options: dict) -> None:
     )  # fmt: skip
 
 
+def missing(listed: set, calls: list, invariant: bool | None, monkeypatch, count: int) -> dict:
+    """-> {kernel that the list lacks: seed of a call of one of `calls` that asks for it}."""
+    monkeypatch.setenv(VLLM, str(int(bool(invariant))))  # vLLM's adapter reads it
+    repeat.clear()
+    lacks = {}
+    for seed in range(count):
+        model, options = calls[seed % len(calls)]
+        with asked_for("sm_100a") as asked:
+            a_call(random.Random(seed), model, options | {"batch_invariant": invariant})
+        assert asked
+        lacks |= {config.name: seed for config in asked if config not in listed}
+    return lacks
+
+
 @pytest.mark.parametrize("invariant", [None, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_call_asks_for_a_kernel_that_the_list_lacks(name, invariant, monkeypatch):
-    """Also with batch_invariant=True, which chooses other kernels; vLLM's adapter reads its variable."""
-    monkeypatch.setenv(VLLM, str(int(bool(invariant))))
-    repeat.clear()
+    """Also with batch_invariant=True, which chooses other kernels."""
     model, options = MODELS[name]
-    options = options | {"batch_invariant": invariant}
-    listed, missing = set(configs_for_model(**model, batch_invariant=invariant)), {}
-    for seed in range(CALLS // len(MODELS)):
-        with asked_for("sm_100a") as asked:
-            a_call(random.Random(seed), model, options)
-        assert asked
-        missing |= {config.name: seed for config in asked if config not in listed}
-    assert not missing
+    listed = set(configs_for_model(**model, batch_invariant=invariant))
+    assert not missing(listed, [(model, options)], invariant, monkeypatch, CALLS // len(MODELS))
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "e4m3"])
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_call_of_a_service_asks_for_a_kernel_that_the_list_of_its_config_json_lacks(
+    name, kv_dtype, tmp_path, monkeypatch
+):
+    """With an FP8 cache q has 16 bits or, quantized by the service, 8; without a cache everything has 16."""
+    model, options = MODELS[name]
+    first, cached = ({"calls": (kind,)} for kind in SERVICES[name])
+    first |= PREFILL if first["calls"] == ("prefill",) else {}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED[name][0]))
+    entries = hf_config.models_of(path, page_size=model["page_sizes"][0], kv_dtype=kv_dtype)
+    listed = {config for said in entries for config in entry.configs_of("model", said, name)}
+    of_cache = [({}, {})]
+    if kv_dtype is not None:
+        of_cache = [
+            ({"kv_dtype": kv_dtype}, {"descales": "kv"}),
+            ({"dtype": kv_dtype}, {"descales": "qkv"}),
+        ]
+    calls = [(model | first, options)]
+    calls += [(model | cached | dtypes, options | scales) for dtypes, scales in of_cache]
+    assert not missing(listed, calls, None, monkeypatch, CALLS // len(MODELS))

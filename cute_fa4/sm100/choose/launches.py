@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from ...scales import Scales
+from ..append.config import AppendConfig
 from ..combine.config import CombineConfig
 from .choose_config import CLUSTER_PARTS, split_configs
 from .config import FA4Config
@@ -105,3 +107,19 @@ def every_launch(
     options = dict(in_float32=in_float32, dependent_launch=dependent_launch)
     found = (kernel for cut in asked for kernel in launches(config, cut, **options))
     return list(dict.fromkeys(kernel for kernel in found if kernel is not None))
+
+
+def append_launch(
+    dtype: str, depths: tuple[int, int], new_dtype: str, said: Scales, **fields
+) -> AppendConfig:
+    """The kernel that appends new rows to a cache.
+
+    dtype      of the cache
+    depths     columns of k and of v
+    new_dtype  of the new rows
+    said       scales of the call's tensors: new rows that are quantized are divided by those of k and v
+    fields     packed, page_size, cache_batch_idx, arch
+    """
+    if new_dtype != dtype:
+        fields["descales"] = said.only("k", "v")
+    return AppendConfig(dtype, *depths, new_dtype=new_dtype, **fields)

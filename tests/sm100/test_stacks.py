@@ -29,6 +29,7 @@ PACKED = dict(q_layout="packed", kv_layout="packed")
 ROPE = OF_192 | PACKED | dict(rope_depth=64, rope_page_size=48)
 MIXED = dict(qkv_dtype="e4m3", rope_dtype="bf16", descales="QKV")
 SCALED = dict(qkv_dtype="bf16", rope_dtype="e4m3", scale_dtype="f32")
+FUNCTIONS = dict(score_mod=score_mods.soft_cap(30.0), sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
 SHARED = dict(kv_layout="paged", page_size=16, seqused_k=True, group=4, pack_gqa=True)
 LATENT = dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, latent=True, pack_gqa=True)
@@ -41,6 +42,11 @@ def pages(size: int, **more) -> dict:
 def queries(size: int) -> dict:
     """Packed, over pages."""
     return pages(size, q_layout="packed", group=4)
+
+
+def shared(size: int = 0, **more) -> dict:
+    """Packed queries in stream-K splits of packed keys, or of pages."""
+    return (queries(size) if size else PACKED | dict(group=4)) | more
 
 
 def latent(group: int, size: int, **more) -> dict:
@@ -56,6 +62,15 @@ CASES = {
     "two query tiles, 192 columns": ("mha2q", BF16 | OF_192 | PACKED, False),
     "two query tiles, 192 columns, gathered": ("mha2q", BF16 | OF_192 | queries(3), False),
     "two query tiles, scales of tokens": ("mha2q", OF_TOKENS | D128 | queries(16), False),
+    "two query tiles, shared keys": ("mha2q", BF16 | D128 | shared(pack_gqa=True), True),
+    "two query tiles of 64 columns, shared keys": ("mha2q", BF16 | D64 | shared(pack_gqa=True), True),
+    "two query tiles, shared keys, pages": ("mha2q", BF16 | D128 | shared(16, pack_gqa=True), True),
+    "two query tiles of 64 columns, shared keys, pages": ("mha2q", BF16 | D64 | shared(16), True),
+    "two query tiles, shared keys, gathered": ("mha2q", BF16 | D128 | shared(3), True),
+    "two query tiles, 192 columns, shared keys": ("mha2q", BF16 | OF_192 | shared(pack_gqa=True), True),
+    "two query tiles, 192 columns, shared keys, gathered": ("mha2q", BF16 | OF_192 | shared(3), True),
+    "two query tiles, scales of tokens, shared keys": ("mha2q", OF_TOKENS | D128 | queries(16), True),
+    "two query tiles over 8 bits, shared keys": ("mhawiden2q", DEQUANTIZED | D128 | shared(16, pack_gqa=True), True),
     "two query tiles, 8 bits": ("mha2q", E4M3 | D128 | queries(16), False),
     "two query tiles, 8 bits, gathered": ("mha2q", E4M3 | D128 | queries(3), False),
     "one query tile, pages": ("mha1q", BF16 | D128 | queries(16), False),
@@ -64,6 +79,10 @@ CASES = {
     "one query tile, shared keys": ("mha1q", BF16 | D64 | SHARED, True),
     "one query tile, shared keys, packed queries": ("mha1q", BF16 | D64 | SHARED | dict(q_layout="packed"), True),
     "one query tile, shared keys, gathered": ("mha1q", BF16 | D128 | SHARED | dict(page_size=3), True),
+    "one query tile, scales of tokens, shared keys": ("mha1q", OF_TOKENS | D128 | queries(16), True),
+    "one query tile, shared keys, 128 columns": ("mha1q", BF16 | D128 | SHARED, True),
+    "one query tile of 192 columns, shared keys": ("mha1q", BF16 | OF_192 | SHARED, True),
+    "one query tile of 64 columns, shared keys, gathered": ("mha1q", BF16 | D64 | shared(3), True),
     "one query tile, 16 bits beside 8": ("mha1q", MIXED | ROPE, False),
     "two query tiles, 16 bits beside 8": ("mha2q", MIXED | ROPE, False),
     "rotary columns of 8 bits, with scales": ("mharope", SCALED | ROPE, False),
@@ -89,18 +108,20 @@ CASES = {
     "rows of 656 bytes in pairs": ("mla_widenpair", latent(128, 64) | STORED, False),
     "rows of 656 bytes in pairs, gathered": ("mla_widenpair", latent(128, 5) | STORED, False),
 }  # fmt: skip
-# Bytes a thread that ptxas still spills: what is mended moves up. By the SASS of sm_100a, in stream-K splits alone:
-#   one query tile of 192 columns   load: two words, read once a key tile, of 43 copies. It has 40 registers. With 48,
-#                                   56 or 64, correction, which gives them, spills 16 to 48 bytes, or softmax 8 to 12
-#   pairs by index                  softmax: addresses of partial results, read once a work tile, outside of the loop
-#                                   over key tiles. Its 152 registers are the most that CTAs of 640 threads have (96 a
-#                                   thread at launch), beside 64 and 56 of the other roles
+# Bytes a thread that ptxas still spills, outside of the loops over key tiles by the SASS of sm_100a: addresses of
+# partial results and of rows, which softmax and load read once a work tile. The 152 registers of softmax are the most
+# that CTAs of 640 threads have (96 a thread at launch), beside 64 and 56 of the other roles.
 SPILLS = {
-    "one query tile of 192 columns, shared keys": (16, "mha1q", BF16 | OF_192 | SHARED, True),
     "rows of 656 bytes in pairs by index, shared keys": (24, "mla_widenpair", latent(128, 1) | STORED, True),
+    "rows of 656 bytes in pairs, shared keys": (8, "mla_widenpair", latent(128, 64) | STORED, True),
+    "latent rows of 16 heads": (8, "mla_decode", latent(16, 64, rows=64), False),
+    # These read a word again for each key tile. Five budgets of registers did not change it.
+    "scales of tokens, functions": (16, "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, False),
+    "scales of tokens, functions, shared keys": (24, "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, True),
 }  # fmt: skip
-# The same of rows of CASES on sm_103a, whose softmax takes a row maximum with the scores.
-ON_SM_103A = dict.fromkeys(("two query tiles, pages", "two query tiles of 64 columns, pages"), 8)
+# The same of rows of CASES on sm_103a, whose softmax takes a row maximum with the scores: a word that softmax reads
+# once a key tile. Ten budgets of registers did not change it.
+ON_SM_103A = {"two query tiles of 64 columns, pages": 8}
 # In the last, the load warp has its own address.
 QUICK = (
     "two query tiles of 64 columns, gathered",

@@ -125,10 +125,19 @@ class RowSchedule:
 
     def warps_of(self, problem: Problem) -> WarpRoles:
         """The role of each warp, and its registers."""
-        gathers, scales = self.tiles(problem).gathers_rows, bool(problem.token_scales)
-        if problem.kv_layout != "paged" and not scales:
-            return self.warps
-        warps = self.warps.for_look_ups(gathers or scales)
+        gathers = self.tiles(problem).gathers_rows
+        scales, paged = bool(problem.token_scales), problem.kv_layout == "paged"
+        on_sm_103a = problem.arch == "sm_103a" and problem.kv_dtype is None
+        does = {
+            "stream-K, scales of keys": problem.share_keys and scales,
+            "stream-K": problem.share_keys,
+            "scales of keys": scales,
+            "gathered rows": gathers,
+            "pages, sm_103a": paged and on_sm_103a,
+            "pages": paged,
+        }
+        what = next((name for name, is_done in does.items() if is_done), None)
+        warps = self.warps if what is None else self.warps.with_registers(what)
         return warps.with_values() if gathers and self.values_apart else warps
 
     def load_apart(self, problem: Problem) -> bool:

@@ -10,9 +10,9 @@
     15      idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup; or
             values                  copies V, where rows are gathered (roles/values.py)
 
-The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed. With a
-page table correction has 80, and warps 12 to 15 have 48; where rows are gathered, or have scales, softmax has 184
-and these have 56.
+The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed.
+REGISTERS has the budgets of kernels whose roles do more, by what they do: those with which ptxas spilled nothing
+(tests/sm100/test_stacks.py).
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +20,19 @@ from dataclasses import dataclass, replace
 from .chip import WARP_SIZE, WARPS_PER_GROUP
 
 OF_PAGES = 48  # registers of the load warp, at least, where keys are paged
+# Of softmax, correction, and warps 12 to 15.
+REGISTERS = {
+    "pages": (192, 80, OF_PAGES),
+    "pages, sm_103a": (184, 80, 64),  # softmax takes a row maximum with the scores
+    "gathered rows": (184, 88, 56),
+    "scales of keys": (192, 72, 56),
+    "stream-K": (
+        184,
+        80,
+        64,
+    ),  # all roles compute where their share of the key tiles begins and ends
+    "stream-K, scales of keys": (176, 96, 64),
+}
 
 
 @dataclass(frozen=True)
@@ -59,23 +72,21 @@ class WarpRoles:
         end = self.idle.stop
         return replace(self, values=self.idle, idle=range(end, end))
 
-    def for_look_ups(self, of_rows: bool = False) -> "WarpRoles":
-        """The same, with more registers for the warps that look up pages, or (of_rows) rows and their scales.
+    def with_registers(self, what: str) -> "WarpRoles":
+        """The same, with a budget of REGISTERS, unless the roles have one of their own.
 
-        With 40 of them ptxas spilled in their loops, and in those of softmax too.
-
-        >>> [WarpRoles().for_look_ups(of_rows).other_registers for of_rows in (False, True)]
-        [48, 56]
-        >>> [WarpRoles().for_look_ups(of_rows).registers for of_rows in (False, True)]
-        [65536, 65536]
+        >>> {WarpRoles().with_registers(what).registers for what in REGISTERS}
+        {65536}
         """
         if self.other_registers >= OF_PAGES:
             return self
-        if of_rows:  # softmax has twice as many warps
-            softmax, other = self.softmax_registers - 8, self.other_registers + 16
-            return replace(self, softmax_registers=softmax, other_registers=other)
-        correction, other = self.correction_registers - 8, self.other_registers + 8
-        return replace(self, correction_registers=correction, other_registers=other)
+        softmax, correction, other = REGISTERS[what]
+        return replace(
+            self,
+            softmax_registers=softmax,
+            correction_registers=correction,
+            other_registers=other,
+        )
 
     def threads_of(self, role: str) -> int:
         """Threads of all warps of a role.

@@ -42,15 +42,17 @@ class OneTile(RowSchedule):
     def warps_of(self, problem: Problem) -> WarpRoles:
         """With scales of keys, softmax gets registers from correction, which merges two outputs at the end.
 
-        In a stream-K split, correction also addresses partial results; the warps that give it registers do with 40.
+        In a stream-K split the load warp gets some instead, except up to 64 columns.
         """
         warps = super().warps_of(problem)
         if self.warps != OneTile.warps:
             return warps
+        if problem.share_keys:
+            narrow = max(problem.qk_depth, problem.ov_depth or 0) <= 64
+            correction, other = (88, 40) if narrow or problem.token_scales else (72, 56)
+            return replace(warps, correction_registers=correction, other_registers=other)
         if problem.token_scales:
             return replace(warps, softmax_registers=200, correction_registers=64)
-        if problem.share_keys:
-            return replace(warps, correction_registers=88, other_registers=40)
         return warps
 
     def load_apart(self, problem: Problem) -> bool:

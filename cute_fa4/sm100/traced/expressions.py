@@ -79,20 +79,14 @@ class Symbol:
 
     def _is_no_number_yet(self, *_):
         raise Untraceable(
-            "a traced value is not a Python number: int(), float(), range(), the math module and Python lists cannot "
-            "take it; write .to(torch.float32) to convert, torch.exp, torch.tanh, ... or cute.math for functions, and "
-            "give tables as aux_tensors, which are read as aux[0][...]"
+            "a traced value is no number for int(), float(), range(), math, numpy or lists; write .to(torch.float32), "
+            "torch.exp, torch.tanh, ... or cute.math, and give tables as aux_tensors, which are read as aux[0][...]"
         )
 
     __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = (
         _is_no_number_yet
     )
-
-    def __array_function__(self, function, *_):
-        raise Untraceable(
-            f"numpy.{getattr(function, '__name__', function)} of a traced value; accepted: operators, and functions of "
-            "torch such as torch.where"
-        )
+    __array_function__ = _is_no_number_yet
 
 
 _NAMES_OF_KINDS = {

@@ -18,6 +18,7 @@ class Problem:
     lse            the log-sum-exp has a gradient, too
     sink           a sink for each query head, whose gradient is checked, too; dense calls only
     softcap        0: off
+    added          dq, dk and dv are added to float32 sums; causal calls without sinks
     blocks         sizes of listed blocks: a third of them is full, of another third a function hides keys; no window
     """
 
@@ -31,6 +32,7 @@ class Problem:
     lse: bool = False
     sink: bool = False
     softcap: float = 0.0
+    added: bool = False
     blocks: tuple[int, int] | None = None
 
     @property
@@ -43,6 +45,7 @@ class Problem:
         parts += ["heads {}/{}".format(*self.heads), f"window {self.window}"]
         parts += ["packed"] * self.packed + ["with lse"] * self.lse + ["sinks"] * self.sink
         parts += [f"soft cap {self.softcap:g}"] * bool(self.softcap)
+        parts += ["added to sums"] * self.added
         parts += ["lists of {} x {}".format(*self.blocks)] if self.blocks else []
         return ", ".join((*parts, f"queries {self.queries}", f"keys {self.keys}"))
 
@@ -77,6 +80,9 @@ PROBLEMS = (
     Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, window=CAUSAL),
     Problem((0, 7, 300), (4, 0, 300), packed=True, lse=True),
     Problem(tuple(i * i * 7 % 301 for i in range(32)), tuple(i * i * 11 % 501 for i in range(32)), packed=True),
+    # TMA adds chunks of full head dims, and of head dims that end within one.
+    dense(2, 300, 350, window=CAUSAL, added=True, lse=True),
+    Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, window=CAUSAL, depths=(136, 72), added=True),
     # Lists of each head: of one tile and of two a block, empty ones, and long ones.
     dense(2, 300, 700, blocks=(128, 128)),
     dense(1, 4000, 4096, heads=(4, 1), depths=(64, 128), blocks=(256, 256), lse=True),

@@ -61,10 +61,27 @@ class Call:
             lists = (x for kind in KINDS for x in listed(self.kinds == kind))
             options["block_sparse_tensors"] = BlockSparseTensors(*lists, block_size=problem.blocks)
             options["mask_mod"] = hides
+        if problem.added:
+            return self._added(function, options)
         results = function(*inputs, **options)
         if not problem.lse:
             return torch.autograd.grad(results, wanted, dout)
         return torch.autograd.grad(results, wanted, (dout, self.dlse))
+
+    def _added(self, function, options: dict) -> tuple[torch.Tensor, ...]:
+        """(dq, dk, dv) that were added to ones, less these."""
+        *inputs, dout = self.tensors
+        out, lse = function(*inputs, **options | {"return_lse": True})
+        sums = [torch.ones_like(x, dtype=torch.float32) for x in inputs]
+        lengths = {name: x for name, x in options.items() if "seqlen" in name}
+        torch.ops.cute_fa4.flash_attn_backward_out(
+            *(dout, *inputs, out, lse),
+            **dict(dlse=self.dlse, softmax_scale=inputs[0].shape[-1] ** -0.5, mask="Causal()"),
+            **dict(zip(NAMES, sums, strict=False)),
+            **lengths,
+            accumulate=True,
+        )
+        return tuple(x - 1.0 for x in sums)
 
     def reference_options(self, rows: int, keys: int) -> dict:
         """Options of gradients_float64 for a sequence of so many queries and keys."""

@@ -13,8 +13,9 @@ import torch
 
 from cute_fa4.calls.block_lists import Lists, Side, for_keys, for_queries, kinds_of_tiles
 from cute_fa4.calls.launch import function_for, launching_on
-from cute_fa4.calls.operands.memory import with_plain_strides
-from cute_fa4.calls.operands.tensors import MAX_CTAS
+from cute_fa4.calls.operands.apart import check_apart
+from cute_fa4.calls.operands.memory import check_memory, with_plain_strides
+from cute_fa4.calls.operands.tensors import DENSE, MAX_CTAS, PACKED
 from cute_fa4.calls.options import AUX_DTYPES
 from cute_fa4.calls.plan import as_read
 from cute_fa4.dtypes import UNQUANTIZED, names_of
@@ -156,8 +157,12 @@ def float32_zeros(attended: Attended) -> tuple:
     )
 
 
-def check_written(attended: Attended, written: tuple, accumulate: bool) -> None:
-    """ValueError or TypeError, by name, for tensors that the kernels cannot write. written: (dq, dk, dv)."""
+def check_written(attended: Attended, written: tuple, accumulate: bool, read: dict) -> None:
+    """ValueError or TypeError, by name, for tensors that the kernels cannot write.
+
+    written  (dq, dk, dv)
+    read     the other tensors of the call, by name, with which they share no memory
+    """
     dtype = attended.q.dtype
     accepted = (torch.float32,) if accumulate else (dtype, torch.float32)
     if written[0].dtype not in accepted or len({x.dtype for x in written}) > 1:
@@ -171,16 +176,12 @@ def check_written(attended: Attended, written: tuple, accumulate: bool) -> None:
                 f"d{name}: shape {tuple(x.shape)} on {x.device}; accepted: {tuple(like.shape)} on {like.device}, "
                 f"as {name}"
             )
-        step = 16 // x.element_size()
-        strided = zip(x.stride()[:-1], x.shape, strict=False)
-        plain = all(size < 2 or stride > 0 and stride % step == 0 for stride, size in strided)
-        padded = not attended.is_dense and x.dim() == 4
-        if not plain or x.stride(-1) != 1 or x.data_ptr() % 16 or padded and not x.is_contiguous():
+        check_memory(f"d{name}", x, DENSE if x.dim() == len(DENSE) else PACKED)
+        if not attended.is_dense and x.dim() == len(DENSE) and not x.is_contiguous():
             raise ValueError(
-                f"d{name}: strides {x.stride()} at address {x.data_ptr():#x}; accepted: contiguous tensors, and views "
-                f"of dense and packed ones whose last stride is 1, the others multiples of {step}, and their address "
-                f"of 16; pass a contiguous tensor"
+                f"d{name}: strides {x.stride()} of padded sequences; accepted: a contiguous tensor"
             )
+    check_apart(dict(zip(("dq", "dk", "dv"), written, strict=True)), read)
 
 
 class Launch(NamedTuple):

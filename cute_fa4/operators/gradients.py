@@ -265,7 +265,10 @@ def _run(dout, q, k, v, out, lse, *, dlse=None, in_float32=False, **options):
 def _run_out(dout, q, k, v, out, lse, *, dlse=None, **options):
     attended, scores = _call(q, k, v, out, lse, options)
     written, accumulate = tuple(options[x] for x in _WRITTEN), options.get("accumulate", False)
-    backward.check_written(attended, written, accumulate)
+    read = dict(zip(("dout", *_QKV, "out", "lse"), (dout, q, k, v, out, lse), strict=True))
+    read |= {"dlse": dlse, **{x: options.get(x) for x in TENSORS}}
+    read |= named_aux(options.get("aux_tensors"))
+    backward.check_written(attended, written, accumulate, read)
     if not accumulate:
         for x in written:
             x.zero_()

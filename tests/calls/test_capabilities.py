@@ -211,9 +211,10 @@ WITH_GRADIENTS = {
     "a function of the compiler": (dict(score_mod=of_compiler), False),
     "head dim 136, also of v": (dict(head_dim=136), False),
     "DeepSeek's head dims": (dict(head_dim=192, head_dim_v=128), True),
-    "k_rope": (dict(head_dim=80, head_dim_v=64, k_rope=torch.zeros(1, 4, 16).bfloat16()), True),
+    # Of as many rows as the k that a question has without a length.
+    "k_rope": (dict(head_dim=80, head_dim_v=64, k_rope=torch.zeros(1, 4096, 16).bfloat16()), True),
     "k_rope of 8 bits": (
-        dict(head_dim=80, k_rope=torch.zeros(1, 4, 16).to(torch.float8_e4m3fn)),
+        dict(head_dim=80, k_rope=torch.zeros(1, 4096, 16).to(torch.float8_e4m3fn)),
         False,
     ),
 }
@@ -229,6 +230,8 @@ def test_with_gradients_it_answers_as_the_call_does(name):
     [plain], [row] = capabilities(**question), capabilities(**question, backward=True)
     assert plain.runs and row.runs is wanted and bool(row.reasons) is not wanted
     options = {n: x for n, x in asked.items() if not n.startswith("head_dim")}
+    if "k_rope" in options:
+        options["k_rope"] = options["k_rope"][:, :4]
     q = torch.zeros(1, 4, 2, question["head_dim"], dtype=torch.bfloat16, requires_grad=True)
     k = q[..., : q.shape[-1] - (asked["k_rope"].shape[-1] if "k_rope" in asked else 0)]
     v = q[..., : question.get("head_dim_v", q.shape[-1])]

@@ -99,16 +99,24 @@ REFUSED = {
         "^dq, dk, dv: torch.bfloat16.*accumulate=True",
     ),
     "a shape": (dict(rows=9), "^dq: shape .*accepted: .*as q"),
-    "a last stride": (dict(turned=True), "^dq: strides .*pass a contiguous tensor"),
+    "a last stride": (dict(turned=True), "^dq: strides .*head_dim has stride 4"),
+    "one place for two": (dict(twice=True), "^dv: shares memory with dk, and both are written"),
+    "the place of an input": (dict(over="dout"), "^dout: shares memory with dq, which is written"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_written_is_refused_by_name(what):
     made, message = REFUSED[what]
-    made = dict(dtype=torch.float32, rows=10, turned=False) | made
+    made = dict(dtype=torch.float32, rows=10, turned=False, twice=False, over=None) | made
     _, (dq, dk, dv) = fused(made["rows"], made["dtype"], 0.0)
     if made["turned"]:
         dq = torch.zeros(1, 10, 64, 4).mT
+    given = problem(10)
+    if made["twice"]:
+        dv = dk
+    if made["over"]:
+        memory = torch.zeros(1, 10, 8, 64, dtype=torch.bfloat16)
+        dq, given[0] = memory.view(torch.float32).view(1, 10, 4, 64), memory[:, :, :4]
     with pytest.raises((ValueError, TypeError), match=message):
-        OUT(*problem(10), dq=dq, dk=dk, dv=dv, accumulate=True)
+        OUT(*given, dq=dq, dk=dk, dv=dv, accumulate=True)

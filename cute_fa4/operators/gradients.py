@@ -125,7 +125,7 @@ def _reason(call: dict) -> str | None:
     if mod is not None and mod.without_slope:
         return (
             f"with score_mod {mod.without_slope}, which handles values of the compiler (cutlass); accepted functions: "
-            "of operators and functions of torch"
+            "of operators and functions of torch, or score_mods.ScoreMod.of(function, backward=...)"
         )
     return None
 

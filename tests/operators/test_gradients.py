@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.operators import OPERATORS
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
+from cute_fa4.score_mods import ScoreMod
 from tests.suite import turns
 
 CAUSAL = dict(causal=True)
@@ -54,6 +55,16 @@ def bent(score, batch, head, q_idx, kv_idx, aux):
     return torch.where(kv_idx > q_idx, torch.tanh(score), score * aux[0][head])
 
 
+def of_compiler(score, batch, head, q_idx, kv_idx):
+    import cutlass.cute as cute
+
+    return cute.math.tanh(score)
+
+
+def of_tanh(grad, score, batch, head, q_idx, kv_idx):
+    return grad * (1 - torch.tanh(score) ** 2)
+
+
 SLOPES = torch.tensor([0.5, 1.0, 0.25, 2.0])
 # (options of the call, what the oracle is told): the same functions, of all scores at once.
 FUNCTIONS = {
@@ -64,6 +75,10 @@ FUNCTIONS = {
             score_mod=lambda s: bent(s, 0, torch.arange(4)[:, None, None], KEYS[:, None], KEYS, [SLOPES]),
             visible=(KEYS[:, None] + KEYS) % 3 > 0,
         ),
+    ),
+    "a function of the compiler, with its backward, after a soft cap": (
+        dict(softcap=3.0, score_mod=ScoreMod.of(of_compiler, backward=of_tanh)),
+        dict(score_mod=lambda s: torch.tanh(3 * torch.tanh(s / 3))),
     ),
     "chunks": (dict(mask=masks.chunked(64)), dict(visible=KEYS[:, None] // 64 == KEYS // 64)),
     "key_limit": (dict(key_limit=LIMIT), dict(visible=KEYS < LIMIT[:, None, None, None])),
@@ -255,12 +270,6 @@ def test_no_rows_and_no_keys_have_gradients_of_zero():
         assert not dq.any() and not dk.any()
 
 
-def of_compiler(score, batch, head, q_idx, kv_idx):
-    import cutlass.cute as cute
-
-    return cute.math.tanh(score)
-
-
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -279,6 +288,18 @@ def test_what_has_no_derivative_is_refused_by_name(options, text):
         flash_attn_func(*tensors, **options)
     with torch.no_grad():
         flash_attn_func(*tensors, **options)
+
+
+def test_a_backward_of_a_compiler_function_that_reads_aux_is_refused():
+    """The gradient of the aux tensor cannot be derived, and would silently be zeros."""
+
+    def shifted(score, batch, head, q_idx, kv_idx, aux):
+        return of_compiler(score, batch, head, q_idx, kv_idx) + aux[0][head]
+
+    with pytest.raises(
+        TypeError, match="^backward: .*of_tanh, of a function that handles .* reads aux"
+    ):
+        ScoreMod.of(shifted, backward=of_tanh)
 
 
 # The last dimensions of k_rope: with and without its one head.

@@ -56,6 +56,10 @@ UNSUPPORTED = {
     "extra_topk_length": ((None,), "use a call for each cache, and cute_fa4.distributed.merge of the results"),
     "mask_mod": ((None,), "functions of flash-attn-4 have other arguments: use mask_mod= of the functions here"),
     "aux_tensors": ((None,), "use aux_tensors= of the functions here, with their mask_mod= or score_mod="),
+    "score_mod_bwd": (
+        (None,),
+        "gradients are derived from the score_mod; score_mod=score_mods.ScoreMod.of(function, backward=...) has others",
+    ),
     "aux_tensor_leading_dims": ((None,), "use aux_tensors= of the functions here, which may have any strides"),
     "block_sparse_tensors": ((None,), _BLOCKS),
     "custom_mask": ((None,), _TENSOR_MASK),

@@ -227,7 +227,7 @@ class BackwardConfig:
         if self.score_mod is not None and self.score_mod.without_slope:
             why.append(
                 f"score_mod={self.score_mod.without_slope}: it handles values of the compiler (cutlass), which have no "
-                "derivative: write it with operators and functions of torch"
+                "derivative: write it with operators and functions of torch, or give ScoreMod.of its backward="
             )
         elif self.wanted and not self.summed:
             why.append(

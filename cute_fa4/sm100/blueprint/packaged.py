@@ -1,4 +1,4 @@
-"""The computations of the score functions in the package, and their derivatives with respect to the score.
+"""The computations of the score functions in the package, their derivatives by the score, and checks of arguments.
 
 score_mods.py wraps them in functions with names and checks. They are called while a kernel is built, with the values
 of one score: (score, batch, head, q_idx, kv_idx, aux) -> score.
@@ -7,8 +7,11 @@ of one score: (score, batch, head, q_idx, kv_idx, aux) -> score.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 
 import torch
+
+from cute_fa4.system.messages import shown
 
 LOG2_E = 1.4426950408889634
 
@@ -144,3 +147,30 @@ def alibi_slope(head: int, num_heads: int) -> float:
     if head < full:
         return 2.0 ** (-8 * (head + 1) / full)
     return 2.0 ** (-8 * (2 * (head - full) + 1) / (2 * full))
+
+
+# --- their arguments
+
+
+def counted(function: str, name: str, value, accepted: str) -> int:
+    """A number of at least 1 as a Python int."""
+    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
+    is_count = is_count and not hasattr(value, "data_ptr")  # a tensor; its number may be elsewhere
+    if not is_count or index(value) < 1:
+        raise refused(function, name, value, is_count, accepted)
+    return index(value)
+
+
+def refused(function: str, name: str, value, right_type: bool, accepted: str) -> Exception:
+    text = f"score_mods.{function}: {name}: {shown(value)}; accepted: {accepted}"
+    return ValueError(text) if right_type else TypeError(text)
+
+
+def check_first_aux(name: str, aux: tuple, axes: str, least: tuple):
+    """aux[0] has these axes, each at least so long; otherwise the kernel would read outside it."""
+    shape = tuple(aux[0].shape) if aux else None
+    short = shape is None or len(shape) != len(least)
+    if short or any(size < needed for size, needed in zip(shape, least, strict=True)):
+        raise ValueError(
+            f"aux_tensors: the first has shape {shape}; accepted: for {name} {axes}, at least {least}"
+        )

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
-from operator import index
 from typing import Any
 
 import torch
@@ -100,12 +99,18 @@ class ScoreMod:
         return first
 
     @staticmethod
-    def of(function, kind: str | None = None) -> "ScoreMod | None":
+    def of(function, kind: str | None = None, *, backward=None) -> "ScoreMod | None":
         """A ScoreMod with the computation of a function; None stays None.
 
-        kind: "score_mod" or "mask_mod"; None: the type of the return value decides. Raises TypeError for objects that
-        cannot be called or traced, with what to write instead.
+        kind: "score_mod" or "mask_mod"; None: the type of the return value decides.
+        backward: backward(grad, score, batch, head, q_idx, kv_idx, aux) -> the gradient of the score before the
+        function, of a score_mod; grad is that of the score after it, and the result is proportional to it. None: the
+        derivative, from the computation. Gradients of aux tensors are derived in both cases.
+
+        Raises TypeError for objects that cannot be called or traced, with what to write instead.
         """
+        if backward is not None:
+            _check_override(function, kind, backward)
         if function is None or isinstance(function, ScoreMod):
             return function
         if not callable(function):
@@ -114,6 +119,8 @@ class ScoreMod:
             )
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.graph_break(msg=_OUTSIDE_OF_GRAPHS)
+        if backward is not None:
+            return _undisturbed(_with_backward)(function, backward)
         known = _known(function, kind)
         return known if known is not None else _undisturbed(_learnt)(function, kind)
 
@@ -150,7 +157,7 @@ class ScoreMod:
         """The name of a part that has no derivative, or None."""
         for part in self.parts:
             is_traced = isinstance(part.function, Traced)
-            if (part.function.nodes if is_traced else part.function.by_score) is None:
+            if not part.function.has_slope if is_traced else part.function.by_score is None:
                 return part.name
         return None
 
@@ -265,6 +272,23 @@ def _learnt(function, kind: str | None) -> ScoreMod:
     return _with_captured(mod, captured, function)
 
 
+def _check_override(function, kind: str | None, backward) -> None:
+    if not callable(backward):
+        raise TypeError(
+            f"backward: {shown(backward)} is not a function; accepted: None, or one of grad and a score_mod's arguments"
+        )
+    if function is None or isinstance(function, ScoreMod) or kind == MASK:
+        raise TypeError(
+            f"backward: {name_of(backward)}, for {shown(function)}; accepted: for a function that is a score_mod"
+        )
+
+
+def _with_backward(function, backward) -> ScoreMod:
+    computed, recorder = _traced_as(SCORE, function)
+    mod = of_traced(computed.with_factor(backward, recorder), name_of(function))
+    return _with_captured(mod, recorder.tensors, function)
+
+
 def of_traced(computed: Traced, label: str = "") -> ScoreMod:
     """The function that computes this; label: the name in messages."""
     key = f"{computed.kind}:{computed.key}"
@@ -316,7 +340,7 @@ def soft_cap(cap: float) -> ScoreMod:
     """cap * tanh(score / cap): scores stay within +-cap. cap > 0; a constant of the model, part of the compile key."""
     is_number = isinstance(cap, Real) and not isinstance(cap, bool)
     if not is_number or not 0 < cap < math.inf:
-        raise _refused("soft_cap", "cap", cap, is_number, "a finite number above 0")
+        raise packaged.refused("soft_cap", "cap", cap, is_number, "a finite number above 0")
     cap = float(cap)
 
     return ScoreMod(packaged.capped(cap), f"soft_cap({cap!r})")
@@ -324,7 +348,9 @@ def soft_cap(cap: float) -> ScoreMod:
 
 def alibi(num_heads: int) -> ScoreMod:
     """score - slope(head) * |position - key|, the slopes of `alibi_slope`."""
-    num_heads = _count("alibi", "num_heads", num_heads, "the query heads of the model, at least 1")
+    num_heads = packaged.counted(
+        "alibi", "num_heads", num_heads, "the query heads of the model, at least 1"
+    )
     return ScoreMod(packaged.with_slopes_of_heads(num_heads), f"alibi({num_heads})")
 
 
@@ -336,12 +362,12 @@ def additive_bias(heads: bool = True) -> ScoreMod:
     """
     if not isinstance(heads, bool):
         accepted = "True, aux_tensors[0] has an axis of heads, or False"
-        raise _refused("additive_bias", "heads", heads, False, accepted)
+        raise packaged.refused("additive_bias", "heads", heads, False, accepted)
     axes = "(batch, heads, queries, keys)" if heads else "(batch, queries, keys)"
 
     def check(aux, batch, num_heads, query_rows):
         least = (batch, num_heads, 1, 1) if heads else (batch, 1, 1)
-        _check_first_aux(f"additive_bias({heads})", aux, axes, least)
+        packaged.check_first_aux(f"additive_bias({heads})", aux, axes, least)
 
     return ScoreMod(packaged.with_bias(heads), f"additive_bias({heads})", check)
 
@@ -351,11 +377,15 @@ def relative_logits(extent: int) -> ScoreMod:
 
     aux[0] is (total_q, heads, extent); dense batches count rows as batch * seqlen_q + q_idx.
     """
-    extent = _count("relative_logits", "extent", extent, "a number of distances, at least 1")
+    extent = packaged.counted(
+        "relative_logits", "extent", extent, "a number of distances, at least 1"
+    )
 
     def check(aux, batch, num_heads, query_rows):
         least = (query_rows, num_heads, extent)
-        _check_first_aux(f"relative_logits({extent})", aux, "(query rows, heads, extent)", least)
+        packaged.check_first_aux(
+            f"relative_logits({extent})", aux, "(query rows, heads, extent)", least
+        )
 
     return ScoreMod(packaged.with_logits(extent), f"relative_logits({extent})", check)
 
@@ -365,7 +395,7 @@ def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
     for name, mod in (("first", first), ("then", then)):
         if mod is not None and not isinstance(mod, ScoreMod):
             accepted = "None or a ScoreMod; wrap a function with ScoreMod.of"
-            raise _refused("composed", name, mod, False, accepted)
+            raise packaged.refused("composed", name, mod, False, accepted)
     if first is None or then is None:
         return first or then
 
@@ -396,30 +426,6 @@ def renumbered(mod: ScoreMod, number_of: Callable[[int], int]) -> ScoreMod:
             "accepted: aux[0], aux[1], ..."
         )
     return of_traced(mod.function.renumbered(number_of), mod.label)
-
-
-def _count(function: str, name: str, value, accepted: str) -> int:
-    """A number of at least 1 as a Python int."""
-    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
-    is_count = is_count and not hasattr(value, "data_ptr")  # a tensor; its number may be elsewhere
-    if not is_count or index(value) < 1:
-        raise _refused(function, name, value, is_count, accepted)
-    return index(value)
-
-
-def _refused(function: str, name: str, value, right_type: bool, accepted: str) -> Exception:
-    text = f"score_mods.{function}: {name}: {shown(value)}; accepted: {accepted}"
-    return ValueError(text) if right_type else TypeError(text)
-
-
-def _check_first_aux(name: str, aux: tuple, axes: str, least: tuple):
-    """aux[0] has these axes, each at least so long; otherwise the kernel would read outside it."""
-    shape = tuple(aux[0].shape) if aux else None
-    short = shape is None or len(shape) != len(least)
-    if short or any(size < needed for size, needed in zip(shape, least, strict=True)):
-        raise ValueError(
-            f"aux_tensors: the first has shape {shape}; accepted: for {name} {axes}, at least {least}"
-        )
 
 
 PACKAGED = {make.__name__: make for make in (soft_cap, alibi, additive_bias, relative_logits)}

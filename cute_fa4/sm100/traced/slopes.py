@@ -6,6 +6,8 @@
 The rules are those of torch.autograd, except where an operation has no derivative: at a tie, minimum, maximum and clamp
 use that of their first operand. Indices, sizes and comparisons have no derivative, and an element of aux none by
 another one.
+
+    lambda grad, score, ...: grad * score            a factor of the caller instead of the derivative: score
 """
 
 from __future__ import annotations
@@ -41,6 +43,48 @@ def slope_of(nodes: list, by: int | None = None) -> list | None:
 def _number_of_score(nodes: list) -> int:
     """The node of the score; -1 if there is none."""
     return next((i for i, node in enumerate(nodes) if node == ["arg", "score"]), -1)
+
+
+def factor_of(nodes: list) -> list:
+    """Nodes of what a function multiplies its argument "grad" by. ValueError: it is not proportional to it.
+
+    >>> factor_of([["arg", "grad"], ["arg", "score"], ["mul", 0, 1]])
+    [['arg', 'score']]
+    """
+    depends: set[int] = set()
+    for number, (op, *args) in enumerate(nodes):
+        moved = [isinstance(arg, int) and arg in depends for arg in args]
+        if [op, *args] == GRAD:
+            depends.add(number)
+        elif op not in ("arg", "const", "size", "read") and any(moved):
+            if not _is_proportional(op, args, moved):
+                raise ValueError(op)
+            depends.add(number)
+    if len(nodes) - 1 not in depends and not (nodes[-1][0] == "const" and _is_zero(nodes[-1][1])):
+        raise ValueError("a result without grad")
+    factor = slope_of(nodes, next((i for i, node in enumerate(nodes) if node == GRAD), -1))
+    return data_of(0.0) if factor is None else factor
+
+
+GRAD = ["arg", "grad"]
+
+
+def _is_proportional(op: str, args: list, moved: list) -> bool:
+    """Whether an operation is proportional to grad, where those of its operands that depend on it are."""
+    zero_or_moved = [is_moved or _is_zero(arg) for arg, is_moved in zip(args, moved, strict=True)]
+    return {
+        "neg": True,
+        "add": all(zero_or_moved),
+        "sub": all(zero_or_moved),
+        "mul": sum(moved) == 1,
+        "div": moved == [True, False],
+        "where": not moved[0] and all(zero_or_moved[1:]),
+        "cast": args[-1] in _FLOATS,
+    }.get(op, False)
+
+
+def _is_zero(arg) -> bool:
+    return isinstance(arg, dict) and constant_of(arg) == 0
 
 
 def operands_of(nodes: list, number: int) -> list[list]:

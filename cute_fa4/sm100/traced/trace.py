@@ -9,6 +9,7 @@ objects are functions; values that they read from elsewhere are read during trac
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -22,7 +23,7 @@ from ...system.messages import shown
 from . import expressions
 from .expressions import CAPTURED, INDICES, NeedsCompiler, Symbol, Untraceable
 from .read_tensors import Aux, Recorder
-from .slopes import operands_of, slope_of
+from .slopes import GRAD, factor_of, operands_of, slope_of
 
 SCORE, MASK = "score_mod", "mask_mod"
 _ACCEPTED = {
@@ -53,12 +54,14 @@ class Traced:
     kind   score_mod or mask_mod
     nodes  of an expression; None: text is a module of MLIR
     reads  (aux tensor, how many indices), sorted
+    factor nodes of what gradients are multiplied by, if the caller has said so; None: the derivative by the score
     """
 
     kind: str
     nodes: list | None
     text: str | None
     reads: tuple
+    factor: list | None = None
 
     @cached_property
     def key(self) -> str:
@@ -68,7 +71,8 @@ class Traced:
     def data(self) -> dict:
         """JSON-ready."""
         code = {"expression": self.nodes} if self.text is None else {"mlir": self.text}
-        return {"of": self.kind, "reads": [list(read) for read in self.reads], **code}
+        backward = {} if self.factor is None else {"factor": self.factor}
+        return {"of": self.kind, "reads": [list(read) for read in self.reads], **code, **backward}
 
     @staticmethod
     def of_data(data: dict) -> Traced:
@@ -77,7 +81,8 @@ class Traced:
             kind, nodes, text = data["of"], data.get("expression"), data.get("mlir")
             if kind not in _ACCEPTED or (nodes is None) == (text is None):
                 raise ValueError
-            return Traced(kind, nodes, text, tuple((i, n) for i, n in data["reads"]))
+            reads = tuple((i, n) for i, n in data["reads"])
+            return Traced(kind, nodes, text, reads, data.get("factor"))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ValueError(f"no traced function: {shown(data)}") from None
 
@@ -98,24 +103,55 @@ class Traced:
 
     def renumbered(self, number_of) -> Traced:
         """The same with other numbers of tensors; number_of(number) -> number. Only for an expression."""
-        nodes = [
-            [op, number_of(args[0]), *args[1:]] if op in ("read", "size") else [op, *args]
-            for op, *args in self.nodes
-        ]
-        return Traced(self.kind, nodes, None, tuple(sorted(expressions.reads_of(nodes))))
+        nodes = _renumbered(self.nodes, number_of)
+        factor = None if self.factor is None else _renumbered(self.factor, number_of)
+        return Traced(self.kind, nodes, None, _reads_of(nodes, factor), factor)
+
+    def with_factor(self, function, recorder: Recorder) -> Traced:
+        """The same with a function of the caller, which multiplies its first argument, grad, by the factor.
+
+        recorder: the one that has traced self. TypeError for a function that does anything else.
+        """
+        given = functools.partial(function, Symbol(GRAD[0], tuple(GRAD[1:]), "float"))
+        if not any(takes(given, SCORE, aux=aux) for aux in (True, False)):
+            raise TypeError(
+                f"backward: {name_of(function)}: its parameters; accepted: backward(grad, score, batch, head, q_idx, "
+                "kv_idx, aux), or without aux"
+            )
+        of_grad = traced(given, SCORE, recorder)
+        try:
+            if of_grad.nodes is None:
+                raise ValueError("values of the compiler (cutlass)")
+            factor = factor_of(of_grad.nodes)
+        except ValueError as error:
+            raise TypeError(
+                f"backward: {name_of(function)} is not grad times a factor ({error}); accepted: grad multiplied or "
+                "divided by what does not depend on it, sums and torch.where of such, 0.0"
+            ) from None
+        reads = tuple(sorted({*self.reads, *_reads_of(factor)}))
+        if self.nodes is None and reads:
+            raise TypeError(
+                f"backward: {name_of(function)}, of a function that handles values of the compiler (cutlass) and reads "
+                "aux; accepted beside aux: functions of operators and functions of torch"
+            )
+        return Traced(self.kind, self.nodes, self.text, reads, factor)
+
+    @property
+    def has_slope(self) -> bool:
+        return self.nodes is not None or self.factor is not None
 
     @cached_property
     def slope(self) -> Traced:
-        """The derivative by the score. For an expression only: MLIR has none."""
-        nodes = slope_of(self.nodes)
+        """The derivative by the score, or the factor of the caller. For what has_slope: MLIR alone has none."""
+        nodes = slope_of(self.nodes) if self.factor is None else self.factor
         zero = [["const", expressions.constant(0.0)]]
         return Traced(self.kind, zero if nodes is None else nodes, None, self.reads)
 
     @cached_property
     def elements(self) -> tuple[Element, ...]:
-        """The elements of aux tensors that the value depends on smoothly. For an expression only."""
+        """The elements of aux tensors that the value depends on smoothly. For what has_slope."""
         found = []
-        for number, node in enumerate(self.nodes):
+        for number, node in enumerate(self.nodes or ()):
             slope = slope_of(self.nodes, number) if node[0] == "read" else None
             if slope is not None:
                 of_element = Traced(self.kind, slope, None, self.reads)
@@ -222,7 +258,18 @@ def _as_expression(call, function, kind: str) -> Traced:
     if not is_right:
         raise _wrong_result(root, function, kind)
     nodes = expressions.data_of(root)
-    return Traced(kind, nodes, None, tuple(sorted(expressions.reads_of(nodes))))
+    return Traced(kind, nodes, None, _reads_of(nodes))
+
+
+def _reads_of(*several: list | None) -> tuple:
+    return tuple(sorted(set().union(*(expressions.reads_of(nodes or []) for nodes in several))))
+
+
+def _renumbered(nodes: list, number_of) -> list:
+    return [
+        [op, number_of(args[0]), *args[1:]] if op in ("read", "size") else [op, *args]
+        for op, *args in nodes
+    ]
 
 
 def _is_of_compiler(error: Exception) -> bool:

@@ -43,13 +43,31 @@ def in_float64(function, *aux):
     return lambda s: function(s, 0, HEAD, QUERY, KEY, *aux)
 
 
+def passed_on(grad, score, batch, head, q_idx, kv_idx, aux):
+    """An override: the gradient of `bent`, but only of scores near zero and by a factor from a tensor."""
+    return torch.where(abs(score) < 1, grad * aux[0][head, kv_idx], 0.0)
+
+
+class Overridden(torch.autograd.Function):
+    """bent with that derivative, for all scores and indices."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        ctx.save_for_backward(scores)
+        return bent(scores, 0, HEAD, QUERY, KEY)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return passed_on(grad, *ctx.saved_tensors, 0, HEAD, QUERY, KEY, Facts())
+
+
 class Facts:
     """aux as `biased` takes it."""
 
     position = POSITION
 
     def __getitem__(self, i):
-        return BIAS.double()
+        return BIAS.double()  # at [head, kv_idx], of all heads and keys
 
 
 def soft(s, cap=2.0):
@@ -70,6 +88,9 @@ CASES = {
     "a function of two branches": (dict(score_mod=ScoreMod.of(bent)), dict(score_mod=in_float64(bent))),
     "a function that reads a tensor": (
         dict(score_mod=ScoreMod.of(biased), aux=(BIAS,)), dict(score_mod=in_float64(biased, Facts())),
+    ),
+    "a function whose backward is overridden": (
+        dict(score_mod=ScoreMod.of(bent, backward=passed_on), aux=(BIAS,)), dict(score_mod=Overridden.apply),
     ),
     # zeros that stand in the place of queries beyond the end have a slope that is infinite
     "a function without a value at zero": (

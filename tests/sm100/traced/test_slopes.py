@@ -1,10 +1,15 @@
 """Derivatives of traced functions by their score: a rule for each operation, and torch.autograd as the oracle."""
 
+import re
+
 import pytest
 import torch
 
+from cute_fa4.score_mods import ScoreMod, soft_cap
 from cute_fa4.sm100.traced import evaluation, slopes
-from cute_fa4.sm100.traced.trace import SCORE, traced
+from cute_fa4.sm100.traced.expressions import CAPTURED
+from cute_fa4.sm100.traced.read_tensors import Recorder
+from cute_fa4.sm100.traced.trace import SCORE, Traced, traced
 
 # (function of a score, scores that are no tie of it): each operation with a rule once, alone.
 FUNCTIONS = {
@@ -58,6 +63,76 @@ def test_at_a_tie_the_first_operand_counts():
     clamped = traced(lambda s, b, h, i, j: torch.clamp(s, 0.0, 1.0), SCORE).slope
     at = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5], dtype=torch.float64)
     assert clamped.on_tensors(at, *INDICES[:2], *INDICES[:2]).tolist() == [0, 1, 1, 1, 0]
+
+
+# (grad, score, indices) -> what is proportional to grad: each operation that may be, once
+OVERRIDES = {
+    "grad": lambda g, s, b, h, i, j: g,
+    "nothing": lambda g, s, b, h, i, j: 0.0,
+    "a product": lambda g, s, b, h, i, j: 2 * (g * torch.tanh(s)) * j,
+    "a quotient": lambda g, s, b, h, i, j: -g / (s * s + 1),
+    "a sum": lambda g, s, b, h, i, j: g * s - (0.5 * g + 0.0),
+    "chosen": lambda g, s, b, h, i, j: torch.where(abs(s) < 1, torch.where(i < j, g, 0.0), g * 2),
+    "cast": lambda g, s, b, h, i, j: g.to(torch.bfloat16) * s,
+}  # fmt: skip
+DISPROPORTIONATE = {
+    "a constant is added": lambda g, s, b, h, i, j: g + 1,
+    "the score alone": lambda g, s, b, h, i, j: s,
+    "clamped": lambda g, s, b, h, i, j: torch.clamp(g, -1.0, 1.0),
+    "squared": lambda g, s, b, h, i, j: g * g,
+    "the inverse": lambda g, s, b, h, i, j: 1 / g,
+    "a choice by grad": lambda g, s, b, h, i, j: torch.where(g > 0, g, 0.0),
+    "another constant in a branch": lambda g, s, b, h, i, j: torch.where(i < j, g, 1.0),
+    "rounded": lambda g, s, b, h, i, j: g.to(torch.int32) * s,
+    "a function of it": lambda g, s, b, h, i, j: torch.exp(g),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_an_override_is_the_factor_of_grad(name):
+    function, recorder = OVERRIDES[name], Recorder()
+    mod = traced(FUNCTIONS["tanh"], SCORE, recorder).with_factor(function, recorder)
+    for grad in (1.0, -2.0):  # powers of two: bfloat16 has them
+        expected = function(torch.tensor(grad, dtype=torch.float64), SCORES, *INDICES)
+        expected = torch.as_tensor(expected, dtype=torch.float64).expand(3, 4, 7)
+        got = mod.slope.on_tensors(SCORES, *INDICES).double() * grad
+        torch.testing.assert_close(got.expand(3, 4, 7), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", DISPROPORTIONATE)
+def test_an_override_that_is_not_proportional_to_grad_is_refused(name):
+    """Its gradients would be others than those of the function that it stands for."""
+    with pytest.raises(TypeError, match=r"backward: .* is not grad times a factor .*; accepted: "):
+        ScoreMod.of(FUNCTIONS["tanh"], backward=DISPROPORTIONATE[name])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (dict(function=FUNCTIONS["tanh"], backward=3), "3 is not a function"),
+        (dict(function=FUNCTIONS["tanh"], backward=FUNCTIONS["tanh"]), "backward(grad, score, batch"),
+        (dict(function=soft_cap(3.0), backward=OVERRIDES["grad"]), "accepted: for a function that is a"),
+        (dict(function=None, backward=OVERRIDES["grad"]), "accepted: for a function that is a score_mod"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_refused_by_name(given, told):
+    with pytest.raises(TypeError, match=rf"^backward: .*{re.escape(told)}"):
+        ScoreMod.of(**given)
+
+
+def test_an_override_is_part_of_the_key_and_of_the_data():
+    """Another factor is another kernel, in this process and in the one that loads it; none keeps the key it had."""
+    plain, captured = ScoreMod.of(FUNCTIONS["tanh"]), torch.arange(4.0)
+    halved, also, doubled = (
+        ScoreMod.of(FUNCTIONS["tanh"], backward=lambda g, s, b, h, i, j, by=by: g * by)
+        for by in (0.5, 0.5, 2)
+    )
+    assert len({plain.key, halved.key, doubled.key}) == 3
+    assert halved.key == also.key and plain.key == ScoreMod.of(FUNCTIONS["tanh"]).key
+    assert Traced.of_data(halved.function.data()).key == halved.function.key
+    reads = ScoreMod.of(FUNCTIONS["tanh"], backward=lambda g, s, b, h, i, j: g * captured[h])
+    assert [tensor is captured for tensor, _ in reads.captured] == [True]
+    assert reads.function.reads == ((CAPTURED, 1),)
 
 
 def test_every_operation_has_a_rule():

@@ -1,4 +1,4 @@
-"""The loops of the backward pass in the cycle model: cute_fa4's two kernels, and flash-attn-4's.
+"""The loops of the backward pass in the cycle model: cute_fa4's two or three kernels, and flash-attn-4's.
 
     python -m benchmarks.cycle_model.backward            # writes backward.json; some minutes
 
@@ -17,11 +17,12 @@ import torch
 
 from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.emulator.model.report import Profiles, profiling
+from cute_fa4.sm100.backward.config import BackwardConfig
 
 DATA = Path(__file__).parent / "backward.json"
 ROWS = 128
 TURNS = 8, 16  # of the loop; what the second adds is the steady state
-DEPTHS = (64, 64), (128, 128), (192, 128)  # of q and k, of v
+DEPTHS = (64, 64), (128, 128), (192, 128), (256, 256)  # of q and k, of v
 THEIRS = (64, 64), (128, 128)
 CLOCK_GHZ, SMS = 1.85, 148
 
@@ -78,8 +79,13 @@ def of_queries(depths: tuple[int, int]) -> Loop:
     return loop("cute_fa4", "_dq_", run_ours, lambda n: (ROWS, ROWS * n), depths)
 
 
-def of_keys(depths: tuple[int, int]) -> Loop:
-    return loop("cute_fa4", "_dkv_", run_ours, lambda n: (ROWS * n, ROWS), depths)
+def of_keys(depths: tuple[int, int]) -> list[Loop]:
+    """One kernel, or where head dims are wide one for each result."""
+    apart = len(BackwardConfig("bf16", *depths).owners_of_keys) > 1
+    kernels = ("_dk_", "_dv_") if apart else ("_dkv_",)
+    return [
+        loop("cute_fa4", name, run_ours, lambda n: (ROWS * n, ROWS), depths) for name in kernels
+    ]
 
 
 def theirs(depths: tuple[int, int]) -> Loop:
@@ -119,7 +125,7 @@ def table() -> str:
 def main() -> None:
     rows = []
     for depths in DEPTHS:
-        rows += [of_queries(depths), of_keys(depths)]
+        rows += [of_queries(depths), *of_keys(depths)]
         if depths in THEIRS:
             rows.append(theirs(depths))
     DATA.write_text("[\n" + ",\n".join("  " + json.dumps(asdict(row)) for row in rows) + "\n]\n")

@@ -96,13 +96,13 @@ def _listed(lists: Lists, tensors: tuple, sides: tuple[Side, Side], batch: int) 
 
 def for_queries(kinds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (counts, entries) for the owner of queries. kinds: as kinds_of_tiles returns it."""
-    _check("keys", "tiles", kinds.shape[3], TILE_BITS)
+    _check("keys", "tiles", kinds.shape[3], TILE_BITS - 1)
     return _lists(kinds, kinds.shape[3])
 
 
 def for_keys(kinds: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same for the owner of keys. group: query heads of a key-value head."""
-    _check("queries", "tiles", kinds.shape[2], TILE_BITS)
+    _check("queries", "tiles", kinds.shape[2], TILE_BITS - 1)
     _check("a group", "query heads", group, TURN_BITS)
     batch, heads, tiles_q, tiles_k = kinds.shape
     if heads == 1:

@@ -73,6 +73,11 @@ PROBLEMS = (
     dense(2, 300, 300, window=CAUSAL, depths=(192, 128)),
     dense(1, 1000, 900, depths=(192, 128), heads=(4, 1), lse=True),
     Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, depths=(192, 128)),
+    # Tiles of 64 rows of the other side, dK and dV apart: short and long, sequences of no rows, float32 sums.
+    dense(2, 300, 300, window=CAUSAL, depths=(256, 256)),
+    dense(1, 1000, 900, depths=(200, 136), heads=(4, 1), lse=True),
+    Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, depths=(256, 256)),
+    dense(1, 200, 330, window=CAUSAL, depths=(64, 256), added=True),
     # About 400 CTAs of each kernel on 132 multiprocessors, and long rings.
     dense(4, 1025, 1500, heads=(12, 3), window=CAUSAL),
     dense(1, 4096, 4096, heads=(2, 1)),

@@ -30,7 +30,7 @@ from cute_fa4.operands import BLOCKS, NAMES
 from cute_fa4.operators import batching
 from cute_fa4.operators.registration import arguments_of, defined
 from cute_fa4.operators.spelling import function_of, mask_of
-from cute_fa4.sm100.backward.config import MOST_DEPTHS
+from cute_fa4.sm100.backward.config import MOST_DEPTH, NARROW
 
 _ARGUMENTS = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, *, Tensor? dlse=None, "
@@ -117,16 +117,28 @@ def _reason(call: dict) -> str | None:
         return "for DTensors"
     if any(call[name].dtype not in backward.DTYPES for name in _QKV):
         return f"of {q.dtype} and {v.dtype}; accepted dtypes: bfloat16, float16"
-    for name, most in zip(("q", "v"), MOST_DEPTHS, strict=True):
-        depth = call[name].shape[-1]
-        if depth > most:
-            return f"for head_dim {depth} of {name}; accepted head dims of {name}: up to {most}"
+    too_deep = _too_deep(call)
+    if too_deep is not None:
+        return too_deep
     mod = function_of("score_mod", call["score_mod"])
     if mod is not None and mod.without_slope:
         return (
             f"with score_mod {mod.without_slope}, which handles values of the compiler (cutlass); accepted functions: "
             "of operators and functions of torch, or score_mods.ScoreMod.of(function, backward=...)"
         )
+    return None
+
+
+def _too_deep(call: dict) -> str | None:
+    """Why there is no derivative for the head dims of a call."""
+    of_aux = any(x.requires_grad for x in call["aux_tensors"] or ())
+    what, beside = (
+        ("of aux_tensors for", " beside gradients of aux_tensors") if of_aux else ("for", "")
+    )
+    for name, narrow in zip(("q", "v"), NARROW, strict=True):
+        depth, most = call[name].shape[-1], narrow if of_aux else MOST_DEPTH
+        if depth > most:
+            return f"{what} head_dim {depth} of {name}; accepted head dims of {name}{beside}: up to {most}"
     return None
 
 

@@ -209,7 +209,9 @@ WITH_GRADIENTS = {
     "sinks": (dict(learnable_sink=torch.zeros(2)), True),
     "key_limit": (dict(key_limit=torch.tensor([3], dtype=torch.int32)), True),
     "a function of the compiler": (dict(score_mod=of_compiler), False),
-    "head dim 136, also of v": (dict(head_dim=136), False),
+    "head dim 136, also of v": (dict(head_dim=136), True),
+    "head dim 256": (dict(head_dim=256), True),
+    "head dim 272": (dict(head_dim=272), False),
     "DeepSeek's head dims": (dict(head_dim=192, head_dim_v=128), True),
     # Of as many rows as the k that a question has without a length.
     "k_rope": (dict(head_dim=80, head_dim_v=64, k_rope=torch.zeros(1, 4096, 16).bfloat16()), True),

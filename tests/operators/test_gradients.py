@@ -125,6 +125,23 @@ def test_without_keys_a_sink_is_the_log_sum_exp():
     torch.testing.assert_close(dsink, dlse.sum((0, 2)))
 
 
+def test_head_dims_of_256_with_functions_sinks_and_a_gradient_of_lse():
+    """Tiles of 64 rows of the other side: 150 rows are two and a part, of which masks cut some."""
+    *tensors, dout = qkv(1, 150, heads=(4, 2), depth=256)
+    sink, (of_call, of_oracle) = (
+        SINK.clone().requires_grad_(),
+        FUNCTIONS["a function and a mask of the user"],
+    )
+    out, lse = flash_attn_func(
+        *tensors, learnable_sink=sink, causal=True, return_lse=True, **of_call
+    )
+    dlse = torch.randn(lse.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad((out, lse), [*tensors, sink], (dout, dlse))
+    visible = of_oracle["visible"] & (KEYS <= KEYS[:, None])
+    of_oracle = of_oracle | dict(visible=visible, sink=SINK)
+    assert is_right(found, *tensors, dout, dlse=dlse, **of_oracle)
+
+
 PADDED = {
     "both sides": dict(seqused_q=[129, 0, 130], seqused_k=[60, 40, 129]),
     "keys": dict(seqused_k=[60, 0, 130]),
@@ -277,8 +294,15 @@ def test_no_rows_and_no_keys_have_gradients_of_zero():
             dict(score_mod=of_compiler),
             "with score_mod .*, which handles values of the compiler",
         ),
-        (dict(depth=256), "for head_dim 256 of q; accepted head dims of q: up to 192"),
-        (dict(depth=136), "for head_dim 136 of v; accepted head dims of v: up to 128"),
+        (dict(depth=272), "for head_dim 272 of q; accepted head dims of q: up to 256"),
+        (
+            dict(
+                depth=136,
+                score_mod=bent,
+                aux_tensors=[torch.ones(4, requires_grad=True)],
+            ),
+            "of aux_tensors for head_dim 136 of v; .* beside gradients of aux_tensors: up to 128",
+        ),
     ],
 )
 def test_what_has_no_derivative_is_refused_by_name(options, text):

@@ -135,6 +135,11 @@ BACKWARD = {
     "backward, documents": (16, dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),))),
     "backward, lists": (0, dict(listed=True)),
     "backward, 192 columns": (0, dict(depth=192, mask=masks.Causal())),
+    "backward, 256 columns": (0, dict(depth=256, depth_v=256, mask=masks.Causal())),
+    "backward, 256 columns, lists, soft cap": (
+        0,
+        dict(depth=256, depth_v=256, listed=True, score_mod=score_mods.soft_cap(30.0)),
+    ),
     "backward, listed documents": (
         16,
         dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),), listed=True),

@@ -26,20 +26,20 @@ from ..blueprint.chip import WARP_SIZE
 COMPUTE, MMA, LOAD = range(8), 8, 9
 COMPUTE_THREADS = WARP_SIZE * len(COMPUTE)
 THREADS = WARP_SIZE * (LOAD + 1)
-PAIR = "pair"  # the two tiles of an owner
+PAIR = "pair"  # the tiles of an owner
 RING = "ring"  # the slots of tile 0, then those of tile 1
 DP = "dp"  # the places of dP
 
 
-def table(owns_keys: bool, slots: int, dp_buffers: int) -> BarrierTable:
-    """The table of one of the two kernels. slots: of the ring, of both tiles; dp_buffers: places of dP."""
+def table(stores_p: bool, own: int, slots: int, dp_buffers: int) -> BarrierTable:
+    """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; dp_buffers: places of dP."""
     load, mma, compute = (
         announced_bytes("load"),
         commit_by("mma"),
         Arrivals("compute", COMPUTE_THREADS),
     )
     once = "once"
-    read = "P is written over S" if owns_keys else "S has been read"
+    read = "P is written over S" if stores_p else "S has been read"
     rows = (
         Barrier("own_full", PAIR, (load,), "mma", "an own tile is ready", once),
         Barrier("other_full", RING, (load,), "mma, compute", "a tile is ready", "other_empty"),
@@ -50,4 +50,4 @@ def table(owns_keys: bool, slots: int, dp_buffers: int) -> BarrierTable:
         Barrier("ds_ready", DP, (compute,), "mma", "dS is written over dP", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )
-    return BarrierTable(rows, {PAIR: 2, RING: slots, DP: dp_buffers, CTA: 1})
+    return BarrierTable(rows, {PAIR: own, RING: slots, DP: dp_buffers, CTA: 1})

@@ -18,9 +18,9 @@ from ..instructions import tensor_memory
 from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
 from . import store, weights
-from .config import GRANULE, P_COLUMNS, ROWS, STATS
+from .config import ROWS, STATS
 from .operands import OwnerArgs, place_of_dp
-from .work import Place, Work, bands_of, moved
+from .work import Place, Work, bands_of, moved, row_in_line
 
 BATCH = 32  # columns in registers at a time, in addition to P
 
@@ -42,7 +42,7 @@ def is_cut(
 
     Where lists say so, it may also be mask_mod that hides some.
     """
-    sequence, start = work.sequence, place.tile * ROWS
+    sequence, start = work.sequence, place.tile * owner.other_rows
     of_first = bands_of(cfg, owner, args.sizes, sequence, work.row)
     of_last = bands_of(cfg, owner, args.sizes, sequence, work.row + (ROWS - 1))
     cut = cutlass.Boolean(True)
@@ -51,7 +51,7 @@ def is_cut(
         if cutlass.const_expr(lo is not None):
             by_band = by_band | (lo > start)
         if cutlass.const_expr(hi is not None):
-            by_band = by_band | (hi < start + ROWS)
+            by_band = by_band | (hi < start + owner.other_rows)
         cut = cut & by_band
     if cutlass.const_expr(cfg.listed and cfg.mask_mod is not None):
         cut = cut | (not place.is_full)
@@ -76,17 +76,18 @@ def tile(
     cta.s_ready.wait(0, n & 1)
     tensor_memory.fence_after()
     p = make_p(cfg, owner, args, cta, thread, work, at, cut)
-    if cutlass.const_expr(owner.owns_keys):
+    if cutlass.const_expr(1 in owner.results):
         tensor_memory.wait_store()
     tensor_memory.fence_before()
     cta.s_read.arrive(0)
-    dp = place_of_dp(owner, n)
-    cta.dp_ready.wait(dp.index, dp.phase)
-    tensor_memory.fence_after()
-    make_ds(owner, cta, thread, slot, dp, p)
-    tensor_memory.wait_store()
-    tensor_memory.fence_before()
-    cta.ds_ready.arrive(dp.index)
+    if cutlass.const_expr(owner.has_dp):
+        dp = place_of_dp(owner, n)
+        cta.dp_ready.wait(dp.index, dp.phase)
+        tensor_memory.fence_after()
+        make_ds(owner, cta, thread, at, dp, p)
+        tensor_memory.wait_store()
+        tensor_memory.fence_before()
+        cta.ds_ready.arrive(dp.index)
 
 
 def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
@@ -94,15 +95,15 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
     slot, _, place = at
     kept, words, s, to = [], [], thread.lanes + owner.s_column, thread.lanes + owner.p_column
     if owner.shares:
-        to = to - thread.column // GRANULE * (GRANULE - P_COLUMNS)
-    first, bands = place.tile * ROWS + thread.column, []
+        to = to - thread.column // owner.columns * (owner.columns - owner.p_columns)
+    first, bands = place.tile * owner.other_rows + thread.column, []
     if cut:
         ends = bands_of(cfg, owner, args.sizes, work.sequence, work.row + thread.row)
         bands = [(moved(lo, -first), moved(hi, -first)) for lo, hi in ends]
-    for column, scores in tensor_memory.load_batches(s, GRANULE, BATCH):
+    for column, scores in tensor_memory.load_batches(s, owner.columns, BATCH):
         lse = [thread.lse] * BATCH
         if owner.owns_keys:
-            lse = numbers(cta, slot, thread.column + column)
+            lse = numbers(cta, slot, row_in_line(owner, place, thread.column + column))
         places = [None] * BATCH
         if cfg.has_functions:
             columns = [first + column + i for i in range(BATCH)]
@@ -114,21 +115,22 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
             p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))
         words += row_math.pack(p, owner.dtype)
         kept += of_ds
-    if owner.owns_keys:
+    if 1 in owner.results:
         tensor_memory.store(to, words)
     return kept
 
 
-def make_ds(owner, cta, thread, slot: Slot, place: Slot, p: list):
-    """dS without the scale, stored over dP. place: of dP; p: as make_p returns it."""
-    ds, at = [], thread.lanes + owner.dp_column + place.index * ROWS
-    for column, dp in tensor_memory.load_batches(at, GRANULE, BATCH):
+def make_ds(owner, cta, thread, at: tuple, of_dp: Slot, p: list):
+    """dS without the scale, stored over dP. at: (slot, turn, place); of_dp: its place; p: as make_p returns it."""
+    slot, _, place = at
+    ds, to = [], thread.lanes + owner.dp_column + of_dp.index * owner.other_rows
+    for column, dp in tensor_memory.load_batches(to, owner.columns, BATCH):
         delta = [thread.delta] * BATCH
         if owner.owns_keys:
-            delta = numbers(cta, slot, ROWS + thread.column + column)
+            delta = numbers(cta, slot, ROWS + row_in_line(owner, place, thread.column + column))
         part = p[column : column + BATCH]
         ds += [x * (y - z) for x, y, z in zip(part, dp, delta, strict=True)]
-    tensor_memory.store(at, row_math.pack(ds, owner.dtype))
+    tensor_memory.store(to, row_math.pack(ds, owner.dtype))
 
 
 @cute.jit

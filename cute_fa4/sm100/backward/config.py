@@ -13,9 +13,15 @@ products; no tile is ever transposed or staged. Tensor memory, and what takes le
     dK, dV of 128 columns      | S, P over S | dP, dS over dP | dK, 128 | dV, 128       |
     dQ of 192 columns          | S           | dP, dS over dP | dQ, 192                 |
     dK of 192 and dV of 128    | S, then dP, then dS | P, 64  | dK, 192       | dV, 128 |
+
+Larger head dims are wide: a tile of each of Q, K, V and dO would take more shared memory than there is, and dK and dV
+all tensor memory. Tiles of the other side have 64 rows there, and dK and dV a kernel each:
+
+    dQ or dK of 256            | S, 64 | dP, dS over dP, 64 | dQ or dK, 256 |
+    dV of 256                  | S, P over S, 64 | dV, 256 |
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from ...dtypes import BF16, UNQUANTIZED, elements_in
@@ -41,15 +47,19 @@ from .barriers import COMPUTE
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
-MOST_DEPTHS = 192, 128  # of q and k, of v
+MOST_DEPTH = 256
+NARROW = (
+    192,
+    128,
+)  # head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores
 # Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are.
 RINGS = (3, 2), (2, 2), (2, 1)
 SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
-TILE_BITS, TURN_BITS = 20, 10  # of an entry of a list: a tile, a head of the group (listed.py)
-P_COLUMNS = (
-    GRANULE // 2
-)  # tensor-memory columns of the 64 values that a warpgroup writes for each row
+TILE_BITS, TURN_BITS = (
+    20,
+    10,
+)  # of an entry of a list: a tile or half of one, a head of the group (listed.py)
 
 
 @dataclass(frozen=True)
@@ -74,31 +84,63 @@ class Owner:
     name    "queries" or "keys": what a CTA owns; "scores": it owns queries, and its scores are summed for aux tensors
     depths  of the two tiles of an owner or of a slot, padded to whole chunks: Q and K, dO and V
     tables  how many sums over distances it has (sums.py)
+    only    the one result that it has, where each has a kernel of its own; None: all
     """
 
     name: str
     dtype: str
     depths: tuple[int, int]
     tables: int = 0
+    only: int | None = None
 
     @property
     def owns_keys(self) -> bool:
         return self.name == "keys"
 
     @property
+    def is_wide(self) -> bool:
+        return any(depth > most for depth, most in zip(self.depths, NARROW, strict=True))
+
+    @property
+    def other_rows(self) -> int:
+        """Of a tile of the other side."""
+        return ROWS // 2 if self.is_wide else ROWS
+
+    @property
+    def columns(self) -> int:
+        """Of the scores of a tile, those of one warpgroup."""
+        return self.other_rows // 2
+
+    @property
+    def p_columns(self) -> int:
+        """Tensor-memory columns of the values of P or dS that a warpgroup writes."""
+        return self.columns // 2
+
+    @property
+    def own_tiles(self) -> tuple[KMajorTile, ...]:
+        """Operands of S and, if there is one, dP: the depth is contracted."""
+        return tuple(KMajorTile(ROWS, depth) for depth in self.depths[: 1 + self.has_dp])
+
+    @property
     def tiles(self) -> tuple[KMajorTile, KMajorTile]:
-        """Operands of S and dP: the depth is contracted."""
-        return tuple(KMajorTile(ROWS, depth) for depth in self.depths)
+        """Their other operands, of the ring."""
+        return tuple(KMajorTile(self.other_rows, depth) for depth in self.depths)
 
     @property
     def summed_tiles(self) -> tuple[MNMajorTile, MNMajorTile]:
         """The same bytes as operands of the sums: the rows are contracted."""
-        return tuple(MNMajorTile(ROWS, depth) for depth in self.depths)
+        return tuple(MNMajorTile(self.other_rows, depth) for depth in self.depths)
 
     @property
     def results(self) -> tuple[int, ...]:
         """Which of `depths` each result has: dK, dV, or dQ alone, or none."""
-        return {"keys": (0, 1), "queries": (0,), "scores": ()}[self.name]
+        every = {"keys": (0, 1), "queries": (0,), "scores": ()}[self.name]
+        return every if self.only is None else (self.only,)
+
+    @property
+    def has_dp(self) -> bool:
+        """Whether it makes dP: dV alone needs P alone."""
+        return self.results != (1,)
 
     @property
     def result_columns(self) -> int:
@@ -112,12 +154,14 @@ class Owner:
     @property
     def shares(self) -> bool:
         """Whether dP takes the columns of S, and P has columns of its own, because the results leave too few."""
-        return 2 * ROWS + self.result_columns > TMEM_COLUMNS
+        return 2 * self.other_rows + self.result_columns > TMEM_COLUMNS
 
     @property
     def dp_buffers(self) -> int:
         """How many dP fit into tensor memory: with two, the next one is made before dS takes the place of this one."""
         columns = self.result_columns
+        if self.is_wide:
+            return int(self.has_dp)
         return 2 if columns and 3 * ROWS + columns <= TMEM_COLUMNS else 1
 
     @property
@@ -126,23 +170,28 @@ class Owner:
 
     @property
     def dp_column(self) -> int:
-        return self.s_column if self.shares else ROWS
+        return self.s_column if self.shares else self.other_rows
 
     def result_column(self, result: int) -> int:
         """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
-        of_scores = ROWS + 2 * P_COLUMNS if self.shares else (1 + self.dp_buffers) * ROWS
-        return of_scores + result * self.depths[0]
+        of_scores = (1 + self.dp_buffers) * self.other_rows
+        if self.shares:
+            of_scores = ROWS + 2 * self.p_columns
+        return of_scores + sum(self.depths[i] for i in self.results if i < result)
 
     @property
     def tmem_columns(self) -> int:
         used = 2 * ROWS
         if self.results:
-            used = self.result_column(len(self.results) - 1) + self.depths[self.results[-1]]
+            used = self.result_column(self.results[-1]) + self.depths[self.results[-1]]
         return 1 << (used - 1).bit_length()
 
     @property
     def barriers(self) -> BarrierTable:
-        return barriers.table(self.owns_keys, sum(self.slots), self.dp_buffers)
+        return self._barriers(self.slots)
+
+    def _barriers(self, slots: tuple[int, int]) -> BarrierTable:
+        return barriers.table(1 in self.results, len(self.own_tiles), sum(slots), self.dp_buffers)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -162,11 +211,14 @@ class Owner:
 
     def smem_of(self, slots: tuple[int, int]) -> BackwardSmem:
         """Shared memory with so many slots."""
-        table = barriers.table(self.owns_keys, sum(slots), self.dp_buffers)
-        ring = zip(slots, self.tiles, strict=True)
+        table = self._barriers(slots)
+        ring = sum(number * tile.nbytes for number, tile in zip(slots, self.tiles, strict=True))
+        results = (
+            ROWS * self.result_columns * F32_BYTES
+        )  # over the own tiles, then over the ring (store.py)
         return BackwardSmem.of_sizes(
-            own=sum(tile.nbytes for tile in self.tiles),
-            ring=sum(number * tile.nbytes for number, tile in ring),
+            own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
+            ring=ring,
             stats=slots[0] * STATS * F32_BYTES * self.owns_keys,
             distances=2 * self.tables * len(COMPUTE) * SPAN * F32_BYTES,
             mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
@@ -179,8 +231,8 @@ class BackwardConfig:
     """Every compile-time choice of the backward pass; sizes, strides and the scale are bound at each call.
 
     dtype      "bf16" or "fp16", of q, k, v, o and do
-    depth      head dim of q and k, a multiple of 8 up to 192
-    depth_v    head dim of v and o, a multiple of 8 up to 128
+    depth      head dim of q and k, a multiple of 8 up to 256
+    depth_v    head dim of v and o, a multiple of 8 up to 256
     packed     tensors are (total, heads, depth) with offsets, not (batch, seqlen, heads, depth)
     used       packed sequences have lengths of their own, up to where the next one begins, and a limit of keys
     mask       a kind of mask, whose sizes are bound at each call
@@ -214,15 +266,20 @@ class BackwardConfig:
         why = []
         if self.dtype not in UNQUANTIZED:
             why.append(f"dtype={self.dtype!r}: use {' or '.join(map(repr, UNQUANTIZED))}")
-        for name, most in zip(("depth", "depth_v"), MOST_DEPTHS, strict=True):
+        for name in ("depth", "depth_v"):
             value = getattr(self, name)
-            if not 0 < value <= most or value % 8:
-                why.append(f"{name}={value}: use a multiple of 8 from 8 to {most}")
+            if not 0 < value <= MOST_DEPTH or value % 8:
+                why.append(f"{name}={value}: use a multiple of 8 from 8 to {MOST_DEPTH}")
         if self.used and not self.packed:
             why.append("used=True with packed=False: use packed=True")
         if self.listed and self.mask != Full():
             why.append(
                 f"listed=True with mask={self.mask!r}: lists take the place of a mask: use Full()"
+            )
+        if self.wanted and self.owner("scores").is_wide:
+            why.append(
+                f"wanted={self.wanted} with depth={self.depth} and depth_v={self.depth_v}: use up to {NARROW[0]} and "
+                f"{NARROW[1]}"
             )
         if self.score_mod is not None and self.score_mod.without_slope:
             why.append(
@@ -248,6 +305,12 @@ class BackwardConfig:
     @property
     def has_functions(self) -> bool:
         return self.score_mod is not None or self.mask_mod is not None
+
+    @property
+    def owners_of_keys(self) -> tuple[Owner, ...]:
+        """The kernels of dK and dV: one, or where they are wide one for each."""
+        both = self.owner("keys")
+        return tuple(replace(both, only=i) for i in both.results) if both.is_wide else (both,)
 
     def owner(self, name: str) -> Owner:
         """

@@ -4,10 +4,10 @@
 
 dL, the gradient of the log-sum-exp itself, is 0 unless a call has used it.
 
-Sixteen lanes process a row, eight columns each: a warp reads two rows of 256 bytes at a time. The output for a tile of
-128 queries is a contiguous 1 KiB: 128 log-sum-exps times log2(e), then 128 deltas. The other kernels load it with one
-bulk copy and need no bound on the queries: where there is no query, or one that sees no key, the log-sum-exp is +inf,
-and P = 2^(c S - inf) is 0 for any S.
+Sixteen lanes process a row, eight columns each at a time: a warp reads two rows of 256 bytes at a time. The output for
+a tile of 128 queries is a contiguous 1 KiB: 128 log-sum-exps times log2(e), then 128 deltas. The other kernels load it
+with one bulk copy and need no bound on the queries: where there is no query, or one that sees no key, the log-sum-exp
+is +inf, and P = 2^(c S - inf) is 0 for any S.
 
 Delta has a separate kernel because the owner of keys would otherwise compute it for each of its query tiles. It would
 then load O for each tile, and its mainloop would load half as many bytes again.
@@ -44,11 +44,14 @@ def held(row: cute.Tensor, piece):
 
 
 @cute.jit
-def product(o: cute.Tensor, do: cute.Tensor, piece: Int32) -> Float32:
-    """The part of the sum that eight columns make."""
-    total = Float32(0.0)
-    for a, b in zip(held(o, piece), held(do, piece), strict=True):
-        total = total + a * b
+def product(cfg: cutlass.Constexpr, o: cute.Tensor, do: cute.Tensor, lane: Int32) -> Float32:
+    """A lane's part of the sum of a row."""
+    total, pieces = Float32(0.0), cfg.depth_v // COLUMNS
+    for first in cutlass.range_constexpr(0, pieces, LANES):
+        piece = first + lane
+        if piece < pieces:
+            for a, b in zip(held(o, piece), held(do, piece), strict=True):
+                total = total + a * b
     return total
 
 
@@ -67,7 +70,7 @@ def run(
     thread, _, _ = cute.arch.thread_idx()
     tile, rest = block // (sizes.heads_q * sizes.batch), block % (sizes.heads_q * sizes.batch)
     sequence, head = sequence_of(cfg, sizes, rest // sizes.heads_q), rest % sizes.heads_q
-    piece = thread % LANES
+    lane = thread % LANES
     if tile < tiles_of(sequence.length_q):
         for turn in cutlass.range(PASSES, unroll=1):
             row = turn * (THREADS // LANES) + thread // LANES
@@ -79,23 +82,18 @@ def run(
                     power = lse[head, at]
                     if cutlass.const_expr(dlse is not None):
                         less = dlse[head, at]
-                    if piece < cfg.depth_v // COLUMNS:
-                        total = product(o[at, head, None], do[at, head, None], piece)
+                    total = product(cfg, o[at, head, None], do[at, head, None], lane)
                 else:
                     power = lse[sequence.index, head, at]
                     if cutlass.const_expr(dlse is not None):
                         less = dlse[sequence.index, head, at]
-                    if piece < cfg.depth_v // COLUMNS:
-                        total = product(
-                            o[sequence.index, at, head, None],
-                            do[sequence.index, at, head, None],
-                            piece,
-                        )
+                    place = sequence.index, at, head, None
+                    total = product(cfg, o[place], do[place], lane)
                 power = power * LOG2_E
                 if power == -Float32.inf:
                     power = Float32.inf
             total = over_lanes(total)
-            if piece == 0:
+            if lane == 0:
                 line = stats[head, sequence.stats_tile + tile, None]
                 line[row] = power
                 line[ROWS + row] = total - less

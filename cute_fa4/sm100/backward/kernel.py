@@ -26,9 +26,9 @@ from cutlass import Float32, Int32, Int64
 from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
-from . import compute, delta, load, one_place, operands, products, sums
+from . import compute, delta, dv_alone, load, one_place, operands, products, sums
 from .barriers import COMPUTE, LOAD, MMA, THREADS
-from .config import GRANULE, ROWS, STATS, BackwardConfig
+from .config import ROWS, STATS, BackwardConfig
 from .listed import TileLists
 from .operands import OwnerArgs
 from .work import Sizes, tiles_of, work_of
@@ -87,7 +87,7 @@ def cta_of(owner, base) -> CTA:
 @cute.jit
 def thread_of(owner: cutlass.Constexpr, args: OwnerArgs, tmem: Int32, warp: Int32, work) -> Thread:
     """Of a compute warp."""
-    row, column = warp % 4 * 32 + cute.arch.lane_idx(), warp // 4 * GRANULE
+    row, column = warp % 4 * 32 + cute.arch.lane_idx(), warp // 4 * owner.columns
     first_lane = tmem + (warp % 4) * (32 << 16)
     lse, delta_of_row = Float32(0.0), Float32(0.0)
     if cutlass.const_expr(not owner.owns_keys):
@@ -173,40 +173,40 @@ class BackwardKernel:
         self.deltas(o, do, (lse, dlse), stats, sizes).launch(
             grid=[tiles_q, 1, 1], block=[delta.THREADS, 1, 1], stream=stream
         )
-        queries, keys = cfg.owner("queries"), cfg.owner("keys")
-        depths = queries.depths
-        q_and_do = tuple(map(operands.load_operand, (cfg, cfg), (q, do), depths))
-        k_and_v = tuple(map(operands.load_operand, (cfg, cfg), (k, v), depths))
+        queries = cfg.owner("queries")
+        q_and_do, k_and_v = (
+            operands.load_operands(cfg, queries.depths, x, ROWS) for x in ((q, do), (k, v))
+        )
+        other_q, other_k = q_and_do, k_and_v
+        if cutlass.const_expr(queries.is_wide):
+            rows = queries.other_rows
+            other_q, other_k = (
+                operands.load_operands(cfg, queries.depths, x, rows) for x in ((q, do), (k, v))
+            )
         tensors = () if cutlass.const_expr(aux is None) else aux
         rest = stats, sizes, tensors, softmax_scale, softmax_scale * LOG2_E
-        for_queries, for_keys = (tile_lists_of(cfg, lists, owner) for owner in (queries, keys))
-        of_queries = OwnerArgs(
-            q_and_do, k_and_v, (operands.store_operand(cfg, dq),), *rest, lists=for_queries
+        written = (operands.store_operand(cfg, dq),)
+        of_lists = tile_lists_of(cfg, lists, queries)
+        args = OwnerArgs(q_and_do, other_k, written, *rest, lists=of_lists)
+        self.launch(self.dq, "dq", queries, args, tiles_q, stream)
+        for owner in cfg.owners_of_keys:
+            results = tuple(operands.store_operand(cfg, (dk, dv)[i]) for i in owner.results)
+            of_lists = tile_lists_of(cfg, lists, owner)
+            args = OwnerArgs(k_and_v, other_q, results, *rest, lists=of_lists)
+            kernel = {None: "dkv", 0: "dk", 1: "dv"}[owner.only]
+            self.launch(getattr(self, kernel), kernel, owner, args, tiles_k, stream)
+
+    def launch(self, kernel, result: str, owner, args: OwnerArgs, ctas, stream):
+        """One of the kernels. result: the name of what it writes."""
+        kernel.set_name_prefix(
+            f"cute_fa4_{result}_{self.cfg.name}",
+            remove_cutlass_symbol=True,
+            keep_mangled_name=False,
         )
-        of_keys = OwnerArgs(
-            k_and_v,
-            q_and_do,
-            (operands.store_operand(cfg, dk), operands.store_operand(cfg, dv)),
-            *rest,
-            lists=for_keys,
-        )
-        self.dq.set_name_prefix(
-            f"cute_fa4_dq_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
-        )
-        self.dq(of_queries).launch(
-            grid=[tiles_q, 1, 1],
+        kernel(args).launch(
+            grid=[ctas, 1, 1],
             block=[THREADS, 1, 1],
-            smem=queries.smem.nbytes,
-            stream=stream,
-            min_blocks_per_mp=1,
-        )
-        self.dkv.set_name_prefix(
-            f"cute_fa4_dkv_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
-        )
-        self.dkv(of_keys).launch(
-            grid=[tiles_k, 1, 1],
-            block=[THREADS, 1, 1],
-            smem=keys.smem.nbytes,
+            smem=owner.smem.nbytes,
             stream=stream,
             min_blocks_per_mp=1,
         )
@@ -229,6 +229,14 @@ class BackwardKernel:
     @cute.kernel
     def dkv(self, args: OwnerArgs):
         self.roles(self.cfg.owner("keys"), args)
+
+    @cute.kernel
+    def dk(self, args: OwnerArgs):
+        self.roles(self.cfg.owners_of_keys[0], args)
+
+    @cute.kernel
+    def dv(self, args: OwnerArgs):
+        self.roles(self.cfg.owners_of_keys[1], args)
 
     @cute.jit
     def roles(self, owner: cutlass.Constexpr, args: OwnerArgs):
@@ -257,7 +265,9 @@ class BackwardKernel:
             else:
                 sums.run(cfg, owner, args, cta, thread, work)
         elif warp == MMA:
-            if cutlass.const_expr(owner.shares):
+            if cutlass.const_expr(not owner.has_dp):
+                dv_alone.multiply(owner, cta, tmem, work)
+            elif cutlass.const_expr(owner.shares):
                 one_place.multiply(owner, cta, tmem, work)
             elif cutlass.const_expr(owner.results):
                 products.run(cfg, owner, args, cta, tmem, work)
@@ -310,22 +320,14 @@ class AuxKernel(BackwardKernel):
             stream=stream,
         )
         owner = cfg.owner("scores")
-        q_and_do = tuple(map(operands.load_operand, (cfg, cfg), (q, do), owner.depths))
-        k_and_v = tuple(map(operands.load_operand, (cfg, cfg), (k, v), owner.depths))
+        q_and_do, k_and_v = (
+            operands.load_operands(cfg, owner.depths, x, ROWS) for x in ((q, do), (k, v))
+        )
         scales = softmax_scale, softmax_scale * LOG2_E
         for_queries = tile_lists_of(cfg, lists, owner)
         of_call = (), stats, sizes, aux, *scales
         args = OwnerArgs(q_and_do, k_and_v, *of_call, lines, lists=for_queries, first=first)
-        self.daux.set_name_prefix(
-            f"cute_fa4_daux_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
-        )
-        self.daux(args).launch(
-            grid=[lines[0].shape[0], 1, 1],
-            block=[THREADS, 1, 1],
-            smem=owner.smem.nbytes,
-            stream=stream,
-            min_blocks_per_mp=1,
-        )
+        self.launch(self.daux, "daux", owner, args, lines[0].shape[0], stream)
 
     @cute.kernel
     def daux(self, args: OwnerArgs):

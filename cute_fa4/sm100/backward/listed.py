@@ -8,7 +8,8 @@ The host turns the lists of a call into two of these (calls/block_lists.py), one
 
     bits of an entry    0: whether the block is full   1 to 20: tile   21 to 30: head within the group
 
-Full blocks come first. In their tiles mask_mod is not evaluated, unless the end of a sequence cuts the tile.
+Full blocks come first. In their tiles mask_mod is not evaluated, unless the end of a sequence cuts the tile. Where
+tiles of the other side have 64 rows (wide head dims), a CTA takes each entry twice, for both halves of its tile.
 """
 
 from dataclasses import dataclass
@@ -30,11 +31,12 @@ class TileLists:
     counts: cute.Tensor
     entries: cute.Tensor
 
-    def of(self, sequence, head, tile) -> "TileList":
-        """The list of a tile, which the tensors have."""
+    def of(self, sequence, head, tile, halved: bool) -> "TileList":
+        """The list of a tile, which the tensors have. halved: tiles of the other side are halves of those in it."""
         batch, heads = (Int32(self.counts.shape[i]) for i in range(2))
         at = minimum(sequence, batch - 1), minimum(head, heads - 1), tile
-        return TileList(Int32(self.counts[at]), self.entries[(*at, None)])
+        count, entries = Int32(self.counts[at]), self.entries[(*at, None)]
+        return HalvedList(count * 2, entries) if halved else TileList(count, entries)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,19 @@ class TileList:
 
 
 @dataclass(frozen=True)
+class HalvedList(TileList):
+    """The same in half tiles, numbered as such."""
+
+    def entry(self, number):
+        whole = TileList.entry(self, number // 2)
+        return whole + ((tile_of(whole) + number % 2) << 1)
+
+
+def tile_of(entry):
+    return (entry >> 1) & ((1 << TILE_BITS) - 1)
+
+
+@dataclass(frozen=True)
 class ListedPlace:
     """Where a role is in a list; otherwise like work.Place. ahead: the next entry, read a turn before its use."""
 
@@ -59,7 +74,7 @@ class ListedPlace:
 
     @property
     def tile(self):
-        return (self.entry >> 1) & ((1 << TILE_BITS) - 1)
+        return tile_of(self.entry)
 
     @property
     def turn(self):

@@ -10,9 +10,9 @@ import cutlass
 import cutlass.cute as cute
 
 from . import operands
-from .config import ROWS, STATS
+from .config import STATS
 from .operands import OwnerArgs
-from .work import Place, Work, kv_head, q_head
+from .work import Place, Work, kv_head, line_of_tile, q_head
 
 
 def own_rows(owner, work: Work) -> tuple:
@@ -25,14 +25,14 @@ def own_rows(owner, work: Work) -> tuple:
 def other_rows(owner, work: Work, place: Place) -> tuple:
     of = work.sequence
     if owner.owns_keys:
-        return of.first_q, of.length_q, place.tile * ROWS
-    return of.first_k, of.length_k, place.tile * ROWS
+        return of.first_q, of.length_q, place.tile * owner.other_rows
+    return of.first_k, of.length_k, place.tile * owner.other_rows
 
 
 def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
-    tile = owner.tiles[i]
+    tile = owner.own_tiles[i]
     mbarrier = cta.own_full.arrive_and_expect(i, tile.nbytes)
-    address = cta.own_address + i * owner.tiles[0].nbytes
+    address = cta.own_address + i * owner.own_tiles[0].nbytes
     rows = own_rows(owner, work)
     operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
 
@@ -47,7 +47,7 @@ def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots
     rows = other_rows(owner, work, place)
     operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
     if with_stats:
-        line = work.sequence.stats_tile + place.tile
+        line = work.sequence.stats_tile + line_of_tile(owner, place)
         to = cta.stats_address + slots[0].index * (STATS * 4)
         operands.load_stats(args.stats, head, line, to, mbarrier)
 
@@ -59,7 +59,8 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
     for n in cutlass.range(work.count, unroll=1):
         for i in cutlass.range_constexpr(2):
             cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)
-            if n == 0:
-                load_own(cfg, owner, args, cta, work, i)
+            if cutlass.const_expr(i < len(owner.own_tiles)):
+                if n == 0:
+                    load_own(cfg, owner, args, cta, work, i)
             load_other(cfg, owner, args, cta, work, place, slots, i)
         slots, place = operands.next_slots(owner, slots), place.next(work)

@@ -35,7 +35,7 @@ class OwnerArgs:
 
     own: tuple[TMAOperand, TMAOperand]
     others: tuple[TMAOperand, TMAOperand]
-    results: tuple[TMAOperand, ...]
+    results: tuple[TMAOperand, ...]  # of Owner.results
     stats: cute.Tensor  # (heads_q, tiles, STATS) f32, as delta.py writes it
     sizes: Sizes
     aux: tuple  # tensors for score_mod and mask_mod
@@ -46,13 +46,16 @@ class OwnerArgs:
     first: Int32 | None = None  # number of the launch's first CTA among all
 
 
-def load_operand(cfg, tensor, depth: int) -> TMAOperand:
-    """Tiles of 128 rows, with so many columns; zeros past the existing columns."""
-    if cfg.packed:
-        view = clipped_load_view(tensor, row_space(tensor))
-    else:
-        view = dense_view(tensor, GRANULE, depth)
-    return make_operand(view, DTYPES[cfg.dtype].cutlass, ROWS, depth)
+def load_operands(cfg, depths: tuple, tensors: tuple, rows: int) -> tuple:
+    """Tiles of so many rows, and of `depths` columns; zeros past the existing columns."""
+    out = []
+    for tensor, depth in zip(tensors, depths, strict=True):
+        if cfg.packed:
+            view = clipped_load_view(tensor, row_space(tensor))
+        else:
+            view = dense_view(tensor, GRANULE, depth)
+        out.append(make_operand(view, DTYPES[cfg.dtype].cutlass, rows, depth))
+    return tuple(out)
 
 
 def store_operand(cfg, tensor) -> TMAOperand:

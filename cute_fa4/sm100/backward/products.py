@@ -17,23 +17,25 @@ from cutlass import Int32
 from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
-from .config import GRANULE, P_COLUMNS, ROWS
+from .config import ROWS
 from .operands import OwnerArgs, first_slots, next_slots, place_of_dp, ring_address, ring_index
 from .work import Work
 
-STEPS_OF_CHUNK = GRANULE // 16
-STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step
+STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
 
 
 def multiply(owner, cta, tmem, slots: tuple, i: int):
     """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring; both are ready."""
-    tile, behind = owner.tiles[i], i * owner.tiles[0].nbytes
+    tile, of_ring, behind = owner.own_tiles[i], owner.tiles[i], i * owner.own_tiles[0].nbytes
     own, high, steps = mma_tile(tile, cta.own_address + behind, tile.num_steps)
-    other, _, _ = mma_tile(tile, ring_address(owner, cta, slots, i), tile.num_steps)
-    computes = InstructionDescriptor(ROWS, ROWS, owner.dtype, owner.dtype)
+    ring = ring_address(owner, cta, slots, i)
+    other, other_high, other_steps = mma_tile(of_ring, ring, of_ring.num_steps)
+    computes = InstructionDescriptor(ROWS, owner.other_rows, owner.dtype, owner.dtype)
     column = owner.dp_column if i else owner.s_column
-    pairs = [(step, step) for step in steps]
-    tensor_core.mma_ss(tmem + column, own, other, pairs, computes, high, high, accumulate=False)
+    pairs = list(zip(steps, other_steps, strict=True))
+    tensor_core.mma_ss(
+        tmem + column, own, other, pairs, computes, high, other_high, accumulate=False
+    )
 
 
 def add(owner, cta, tmem, slots: tuple, result: int, n):
@@ -41,42 +43,43 @@ def add(owner, cta, tmem, slots: tuple, result: int, n):
     tile = owner.summed_tiles[result]
     ring = ring_address(owner, cta, slots, result)
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
-    first = owner.p_column if result else owner.dp_column + place_of_dp(owner, n).index * ROWS
-    apart = P_COLUMNS if result and owner.shares else GRANULE
-    steps = [(column_of_step(step, apart), offset) for step, offset in enumerate(offsets)]
+    place = place_of_dp(owner, n).index * owner.other_rows
+    first = owner.p_column if result else owner.dp_column + place
+    apart = owner.p_columns if result and owner.shares else owner.columns
+    columns = columns_of_steps(owner.p_columns, apart)
+    steps = list(zip(columns, offsets, strict=True))
     computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
     column = tmem + owner.result_column(result)
     tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)
     cta.other_empty.commit(ring_index(owner, slots, result))
 
 
-def column_of_step(step: int, apart: int) -> int:
-    """Where the values of an MMA step begin: each warpgroup writes its 64 over the 64 that it has read.
+def columns_of_steps(columns: int, apart: int) -> list[int]:
+    """Where the values of each MMA step begin: each warpgroup writes its own over those that it has read.
 
-    apart: columns between those of the two warpgroups
+    columns: that a warpgroup writes; apart: from those of one to those of the other
 
-    >>> [column_of_step(step, 64) for step in range(8)]
+    >>> columns_of_steps(32, 64)
     [0, 8, 16, 24, 64, 72, 80, 88]
     """
-    chunk, inside = divmod(step, STEPS_OF_CHUNK)
-    return chunk * apart + inside * STEP_COLUMNS
+    return [group * apart + at for group in range(2) for at in range(0, columns, STEP_COLUMNS)]
 
 
 @cute.jit
 def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Constexpr, n: Int32):
-    """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads."""
+    """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads, except where dV is alone."""
     if n == 0:
         cta.own_full.wait(i, 0)
     place = place_of_dp(owner, n)
     if cutlass.const_expr(i == 1):
-        tmem = tmem + place.index * ROWS
+        tmem = tmem + place.index * owner.other_rows
     cta.other_full.wait(ring_index(owner, slots, i), slots[i].phase)
     multiply(owner, cta, tmem, slots, i)
     if cutlass.const_expr(i == 1):
         cta.dp_ready.commit(place.index)
     elif cutlass.const_expr(owner.results):
         cta.s_ready.commit(0)
-    if cutlass.const_expr(i not in owner.results):
+    if cutlass.const_expr(i not in owner.results and owner.has_dp):
         cta.other_empty.commit(ring_index(owner, slots, i))
 
 
@@ -98,7 +101,7 @@ def run(
             following = next_slots(owner, slots)
             cta.s_read.wait(0, n & 1)
             tensor_memory.fence_after()
-            if cutlass.const_expr(owner.owns_keys):
+            if cutlass.const_expr(1 in owner.results):
                 add(owner, cta, tmem, slots, 1, n)
             if n + 1 < count:
                 make(owner, cta, tmem, following, 0, n + 1)
@@ -113,6 +116,3 @@ def run(
                     make(owner, cta, tmem, following, 1, n + 1)
             slots = following
         cta.done.commit(0)
-
-
-assert P_COLUMNS == STEPS_OF_CHUNK * STEP_COLUMNS

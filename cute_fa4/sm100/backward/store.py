@@ -43,8 +43,8 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
             cta.done.wait(0, 0)
             tensor_memory.fence_after()
         for i, (result, chunk) in enumerate(chunks_of(owner)):
-            if thread.column == i % 2 * GRANULE:
-                store_chunk(cfg, owner, args, cta, thread, work, (result, chunk))
+            if thread.column == i % 2 * owner.columns:
+                store_chunk(cfg, owner, args, cta, thread, work, (i, result, chunk))
         if thread.row < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -59,10 +59,10 @@ def store_chunk(
     work: Work,
     what: cutlass.Constexpr,
 ):
-    """64 columns of one result."""
-    result, chunk = what
+    """64 columns of one result. what: (number of the chunk among all, result, chunk of it)."""
+    number_of_all, result, chunk = what
     pieces = GRANULE // cfg.stored_columns
-    buffer = cta.own_address + (result * owner.tiles[0].nbytes + chunk * CHUNK_BYTES) * pieces
+    buffer = cta.own_address + number_of_all * CHUNK_BYTES * pieces
     column = owner.result_column(result) + chunk * GRANULE
     factor = args.scale if cutlass.const_expr(result == 0) else Float32(1.0)
     if work.count > 0:
@@ -72,10 +72,10 @@ def store_chunk(
             zeros = [Int32(0)] * (SWIZZLE_BYTES // 4)
             write_words(buffer + piece * CHUNK_BYTES, thread.row, 0, zeros)
     cute.arch.fence_proxy("async.shared", space="cta")
-    group = thread.column // GRANULE
+    group = thread.column // owner.columns
     cute.arch.barrier(barrier_id=OF_GROUP + group, number_of_threads=ROWS)
     if thread.row < 32:
-        to, rows = args.results[result], own_rows(owner, work)
+        to, rows = args.results[owner.results.index(result)], own_rows(owner, work)
         first = chunk * pieces
         existing = -(-(cfg.depth, cfg.depth_v)[result] // cfg.stored_columns)
         for number in range(first, min(first + pieces, existing)):

@@ -76,8 +76,20 @@ class Work:
         return (self.end - self.first) * self.turns
 
 
-def tiles_of(rows):
-    return (rows + (ROWS - 1)) // ROWS
+def tiles_of(rows, of_tile: int = ROWS):
+    return (rows + (of_tile - 1)) // of_tile
+
+
+def line_of_tile(owner, place):
+    """Which line of L and delta, of 128 queries each, has those of a tile of the other side."""
+    return place.tile // (ROWS // owner.other_rows)
+
+
+def row_in_line(owner, place, row):
+    """Where a row of that tile is in the line."""
+    return (
+        row + place.tile % (ROWS // owner.other_rows) * owner.other_rows if owner.is_wide else row
+    )
 
 
 def stats_tiles(cfg, batch, seqlen_q, total_q):
@@ -151,12 +163,12 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     first, _ = hull(bands_of(cfg, owner, sizes, of, row))
     _, end = hull(bands_of(cfg, owner, sizes, of, row + (ROWS - 1)))
     others = of.length_q if owner.owns_keys else of.length_k
-    first = Int32(0) if first is None else maximum(first, 0) // ROWS
-    end = tiles_of(others if end is None else maximum(minimum(end, others), 0))
+    first = Int32(0) if first is None else maximum(first, 0) // owner.other_rows
+    end = tiles_of(others if end is None else maximum(minimum(end, others), 0), owner.other_rows)
     own = of.length_k if owner.owns_keys else of.length_q
     end = choose(row < own, maximum(end, first), first)  # no rows, no work
     turns = group if owner.owns_keys else Int32(1)
-    tiles = None if lists is None else lists.of(of.index, rest % heads, tile)
+    tiles = None if lists is None else lists.of(of.index, rest % heads, tile, owner.is_wide)
     return Work(of, row, rest % heads, first, end, turns, tiles)
 
 

@@ -16,19 +16,21 @@ DEFECTS = {
     "S is awaited with the other parity": Defect(
         "compute", "s_ready.wait(0, n & 1)", "s_ready.wait(0, (n + 1) & 1)", "causal",
     ),
-    "dP is read before it is there": Defect("compute", "    cta.dp_ready.wait(dp.index, dp.phase)\n", "", "causal"),
+    "dP is read before it is there": Defect("compute", "        cta.dp_ready.wait(dp.index, dp.phase)\n", "", "causal"),
     "no fence behind S": Defect(
         "compute", "s_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "s_ready.wait(0, n & 1)", "causal",
     ),
     "no fence behind dP": Defect(
-        "compute", "(dp.index, dp.phase)\n    tensor_memory.fence_after()", "(dp.index, dp.phase)", "causal",
+        "compute", "(dp.index, dp.phase)\n        tensor_memory.fence_after()", "(dp.index, dp.phase)", "causal",
     ),
     "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.s_read", "cta.s_read", "causal"),
-    "no fence before dS": Defect("compute", "tensor_memory.fence_before()\n    cta.ds_ready", "cta.ds_ready", "causal"),
-    "P is not waited for": Defect(
-        "compute", "    if cutlass.const_expr(owner.owns_keys):\n        tensor_memory.wait_store()\n", "", "causal",
+    "no fence before dS": Defect(
+        "compute", "tensor_memory.fence_before()\n        cta.ds_ready", "cta.ds_ready", "causal",
     ),
-    "dS is not waited for": Defect("compute", "p)\n    tensor_memory.wait_store()\n", "p)\n", "causal"),
+    "P is not waited for": Defect(
+        "compute", "    if cutlass.const_expr(1 in owner.results):\n        tensor_memory.wait_store()\n", "", "causal",
+    ),
+    "dS is not waited for": Defect("compute", "p)\n        tensor_memory.wait_store()\n", "p)\n", "causal"),
     "S is free before it is read": Defect(
         "compute", "    p = make_p(", "    cta.s_read.arrive(0)\n    p = make_p(", "causal",
     ),
@@ -94,10 +96,11 @@ DEFECTS = {
     # --- where things are
     "numbers of slot 0": Defect("compute", "slot.index * STATS + first", "first", "causal"),
     "both warpgroups have the numbers of the first": Defect(
-        "compute", "slot, thread.column + column", "slot, column", "causal",
+        "compute", "numbers(cta, slot, row_in_line(owner, place, thread.column + column))",
+        "numbers(cta, slot, column)", "causal",
     ),
     "log-sum-exps for deltas": Defect(
-        "compute", "slot, ROWS + thread.column + column", "slot, thread.column + column", "causal",
+        "compute", "ROWS + row_in_line(", "row_in_line(", "causal",
     ),
     "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "causal"),
     "compute stays at slot 0": Defect(
@@ -108,20 +111,24 @@ DEFECTS = {
         "slot = slot.next(owner.slots[0])", "causal",
     ),
     "dS of the second warpgroup elsewhere": Defect(
-        "products", "chunk * apart + inside", "chunk * P_COLUMNS + inside", "causal",
+        "products", "group * apart + at", "group * columns + at", "causal",
     ),
     "sums read slot 0": Defect(
         "products", "ring_address(owner, cta, slots, result)",
         "ring_address(owner, cta, first_slots(0), result)", "causal",
     ),
-    "numbers of the first sequence": Defect("load", "work.sequence.stats_tile + place.tile", "place.tile", "window"),
+    "numbers of the first sequence": Defect(
+        "load", "work.sequence.stats_tile + line_of_tile(owner, place)", "line_of_tile(owner, place)", "window",
+    ),
     "L of the first tile": Defect(
         "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.sequence.stats_tile", "causal",
     ),
     "all deltas of the first sequence": Defect(
         "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.row // ROWS", "window",
     ),
-    "dV over dK": Defect("config", "result * self.depths[0]", "result * GRANULE", "causal"),
+    "dV over dK": Defect(
+        "config", "sum(self.depths[i] for i in self.results if i < result)", "result * GRANULE", "causal",
+    ),
     "too little tensor memory": Defect(
         "config", "1 << (used - 1).bit_length()", "1 << (used - 1).bit_length() - 1", "causal",
     ),
@@ -132,7 +139,7 @@ DEFECTS = {
     "both halves of a chunk from one place": Defect(
         "store", "buffer + (number - first) * CHUNK_BYTES", "buffer", "float32",
     ),
-    "chunks overlap": Defect("store", "chunk * CHUNK_BYTES) * pieces", "chunk * CHUNK_BYTES)", "float32"),
+    "chunks overlap": Defect("store", "number_of_all * CHUNK_BYTES * pieces", "number_of_all * CHUNK_BYTES", "float32"),
     "columns of 16 bits": Defect("operands", "chunk * cfg.stored_columns", "chunk * GRANULE", "float32"),
     # --- numbers
     "dK begins with what was there": Defect("products", "n > 0)", "n + (result == 0) > 0)", "causal"),
@@ -169,7 +176,7 @@ DEFECTS = {
         "compute", "(lo > start)", "(lo > start + 1)", "cut by one",
     ),
     "a tile cut by one column at its end is whole": Defect(
-        "compute", "hi < start + ROWS", "hi < start + ROWS - 1", "cut by one",
+        "compute", "hi < start + owner.other_rows", "hi < start + owner.other_rows - 1", "cut by one",
     ),
     "whether a tile is cut is asked of the first row": Defect(
         "compute", "sequence, work.row + (ROWS - 1))", "sequence, work.row)", "cut by one",
@@ -191,7 +198,7 @@ DEFECTS = {
         "work", "minimum(end, others)", "minimum(end - 1, others)", "one of the next",
     ),
     "the first tile is left out": Defect(
-        "work", "maximum(first, 0) // ROWS", "(maximum(first, 0) + ROWS - 1) // ROWS", "one of the next",
+        "work", "maximum(first, 0) // owner.other_rows", "(maximum(first, 0) + ROWS - 1) // ROWS", "one of the next",
     ),
     "one head of a group": Defect("work", "turns = group if", "turns = Int32(1) if", "causal"),
     "heads of the first group": Defect("work", "work.head * work.turns + place.turn", "place.turn", "causal"),
@@ -342,17 +349,17 @@ DEFECTS = {
     "the places of dP have the parities of turns": Defect(
         "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(n & 1, n & 1)", "causal",
     ),
-    "dP is written over dS": Defect("products", "tmem + place.index * ROWS", "tmem", "causal"),
+    "dP is written over dS": Defect("products", "tmem + place.index * owner.other_rows", "tmem", "causal"),
     "dQ reads the dS of the first place": Defect(
-        "products", "owner.dp_column + place_of_dp(owner, n).index * ROWS", "owner.dp_column", "causal",
+        "products", "owner.dp_column + place\n", "owner.dp_column\n", "causal",
     ),
     "dS is made of the first dP": Defect(
-        "compute", "owner.dp_column + place.index * ROWS", "owner.dp_column", "causal",
+        "compute", "owner.dp_column + of_dp.index * owner.other_rows", "owner.dp_column", "causal",
     ),
     "dP is raised at its first place": Defect(
         "products", "cta.dp_ready.commit(place.index)", "cta.dp_ready.commit(0)", "causal",
     ),
-    "dQ over the second dP": Defect("config", "(1 + self.dp_buffers) * ROWS", "2 * ROWS", "causal"),
+    "dQ over the second dP": Defect("config", "(1 + self.dp_buffers) * self.other_rows", "2 * ROWS", "causal"),
     # --- head dims of more than 128: S and dP in one place
     "P is not awaited before dP": Defect("one_place", "            cta.s_read.wait(0, n & 1)\n", "", "wide"),
     "no fence before dP": Defect(
@@ -367,19 +374,69 @@ DEFECTS = {
         "one_place", "cutlass.range(count,", "cutlass.range(count - 1,", "wide",
     ),
     "the results of wide heads are never complete": Defect("one_place", "        cta.done.commit(0)\n", "", "wide"),
-    "dV takes P as far apart as dS": Defect("products", "P_COLUMNS if result", "GRANULE if result", "wide"),
-    "P is as far apart as dS": Defect("compute", "(GRANULE - P_COLUMNS)", "0", "wide"),
+    "dV takes P as far apart as dS": Defect("products", "owner.p_columns if result", "owner.columns if result", "wide"),
+    "P is as far apart as dS": Defect("compute", "(owner.columns - owner.p_columns)", "0", "wide"),
     "P over S, which dP overwrites": Defect(
         "config", "return ROWS if self.shares else self.s_column", "return self.s_column", "wide",
     ),
-    "dP over P": Defect("config", "self.s_column if self.shares else ROWS", "ROWS", "wide"),
-    "dK over P": Defect("config", "ROWS + 2 * P_COLUMNS if", "ROWS + P_COLUMNS if", "wide"),
+    "dP over P": Defect("config", "self.s_column if self.shares else self.other_rows", "ROWS", "wide"),
+    "dK over P": Defect("config", "ROWS + 2 * self.p_columns", "ROWS + self.p_columns", "wide"),
+    # --- head dims beyond 192 or of v beyond 128: tiles of 64 rows, kernels of dK and of dV
+    "dO is not awaited": Defect(
+        "dv_alone", "            cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)\n", "", "widest",
+    ),
+    "P is not awaited before dV alone": Defect(
+        "dv_alone", "slots[1].phase)\n            cta.s_read.wait(0, n & 1)\n", "slots[1].phase)\n", "widest",
+    ),
+    "Q is free before L is read": Defect(
+        "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "widest",
+    ),
+    "Q is never free": Defect(
+        "dv_alone", "            cta.other_empty.commit(ring_index(owner, slots, 0))\n", "", "widest",
+    ),
+    "dV alone skips the last tile": Defect("dv_alone", "cutlass.range(count,", "cutlass.range(count - 1,", "widest"),
+    "dV alone is never complete": Defect("dv_alone", "        cta.done.commit(0)\n", "", "widest"),
+    "no fence before dV alone": Defect("dv_alone", "            tensor_memory.fence_after()\n", "", "widest"),
+    "L of the first half": Defect(
+        "work", "row + place.tile % (ROWS // owner.other_rows) * owner.other_rows", "row", "widest",
+    ),
+    "L of another line": Defect("work", "place.tile // (ROWS // owner.other_rows)", "place.tile", "widest"),
+    "scores count tiles of 128": Defect(
+        "compute", "place.tile * owner.other_rows + thread.column", "place.tile * ROWS + thread.column", "widest",
+    ),
+    "tiles of 64 are whole like those of 128": Defect(
+        "compute", "hi < start + owner.other_rows", "hi < start", "widest",
+    ),
+    "loads count tiles of 128": Defect(
+        "load", "of.first_q, of.length_q, place.tile * owner.other_rows",
+        "of.first_q, of.length_q, place.tile * 128", "widest",
+    ),
+    "other tiles begin at 128": Defect(
+        "work", "maximum(first, 0) // owner.other_rows", "maximum(first, 0) // ROWS", "widest",
+    ),
+    "other tiles end at 128": Defect("work", "others), 0), owner.other_rows)", "others), 0))", "widest"),
+    "only 128 columns of O": Defect(
+        "delta", "range_constexpr(0, pieces, LANES)", "range_constexpr(0, LANES, LANES)", "widest",
+    ),
+    "chunks of dV behind dK": Defect(
+        "config", "for i in self.results if i < result", "for i in range(result)", "widest",
+    ),
+    "the second warpgroup has 64 columns further": Defect(
+        "kernel", "warp // 4 * owner.columns", "warp // 4 * 64", "widest",
+    ),
+    "float32 of dV beyond the shared memory": Defect("config", "results - ring)", "0)", "V alone"),
     # --- lists of tiles
     "the head is in the bits of the tile": Defect(
         "listed", "self.entry >> (1 + TILE_BITS)", "self.entry >> 2", "lists",
     ),
     "the tile has the bits of the head": Defect(
-        "listed", "(self.entry >> 1) & ((1 << TILE_BITS) - 1)", "self.entry >> 1", "lists",
+        "listed", "(entry >> 1) & ((1 << TILE_BITS) - 1)", "entry >> 1", "lists",
+    ),
+    "the first half of a block twice": Defect(
+        "listed", "tile_of(whole) + number % 2", "tile_of(whole)", "lists, widest",
+    ),
+    "half of the entries": Defect(
+        "listed", "HalvedList(count * 2, entries)", "HalvedList(count, entries)", "lists, widest",
     ),
     "every block is full": Defect("listed", "(self.entry & 1) == 1", "(self.entry & 1) >= 0", "lists"),
     "no block is full": Defect("listed", "(self.entry & 1) == 1", "(self.entry & 1) == 2", "lists"),

@@ -52,6 +52,10 @@ PROBLEMS = {
     "float32": Problem(100, 150, window=(None, -50)),
     # the one slot for the second tile turns three times for both owners; tiles are cut and whole
     "wide": Problem(300, 290, heads=(2, 1), depths=(192, 128), window=(None, 0)),
+    # five tiles of 64 on each side, which are cut, whole and halves of lines of 128; two heads in turn
+    "widest": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
+    # float32 of dV takes 128 KiB beside a K of 16 KiB
+    "V alone": Problem(70, 70, depths=(64, 256)),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),
 }
@@ -61,6 +65,7 @@ RAGGED = {
     "packed": dict(padding=0, hidden=0),
     "used": dict(padding=7, hidden=11),
     "packed, float32": dict(padding=0, hidden=0, sums=1.0),
+    "used, widest": dict(padding=7, hidden=11, depths=(256, 256)),
 }
 LENGTHS = ((100, 90), (140, 130), (30, 270))  # rows of a tile are rows of the next sequence, too
 
@@ -92,7 +97,7 @@ def is_right(name) -> bool:
     if name in RAGGED:
         return ragged_is_right(**RAGGED[name])
     (tensors, dlse), exact, allowed = given(name)
-    sums = 1.0 if name == "float32" else None
+    sums = 1.0 if name in ("float32", "V alone") else None
     return within(run(*tensors, PROBLEMS[name].window, dlse, sums=sums), exact, allowed)
 
 
@@ -108,12 +113,17 @@ def of_functions(name) -> bool:
     return within(run(*tensors, scores=scores, **options), exact, allowed)
 
 
-def ragged_is_right(padding: int, hidden: int, sums: float | None = None) -> bool:
+def ragged_is_right(
+    padding: int, hidden: int, sums: float | None = None, depths: tuple[int, int] = (128, 128)
+) -> bool:
     """Sequences of a packed call, each against float64 alone.
 
     padding: NaN rows after each sequence, which lengths leave out; hidden: keys at its end that a limit hides
     """
-    alone = [Problem(*lengths, heads=(2, 1)).tensors(n) for n, lengths in enumerate(LENGTHS)]
+    alone = [
+        Problem(*lengths, heads=(2, 1), depths=depths).tensors(n)
+        for n, lengths in enumerate(LENGTHS)
+    ]
     options = [
         dict(window_size=(None, 0), visible=torch.arange(keys) < keys - hidden)
         for _, keys in LENGTHS

@@ -144,10 +144,11 @@ def test_gradients_are_those_of_float64_within_their_roundings(name):
     assert all(a.equal(b) for a, b in zip(found, again, strict=True))
 
 
-def test_functions_have_the_same_scores_beyond_head_dim_128():
-    """P has columns of its own there, which the functions of a cut tile and of a whole one write."""
+@pytest.mark.parametrize("depths", [(192, 128), (256, 256)])
+def test_functions_have_the_same_scores_beyond_head_dim_128(depths):
+    """P has columns of its own there, or tiles 64 columns; functions of cut tiles and of whole ones write it."""
     scores, options = CASES["both, under a causal mask"]
-    tensors = replace(PROBLEM, depths=(192, 128)).tensors()
+    tensors = replace(PROBLEM, depths=depths).tensors()
     exact = gradients_float64(*tensors, **options)
     allowed = allowed_gradient_errors(*tensors, **options)
     found = run(*tensors, scores=scores, **options)

@@ -36,6 +36,12 @@ PROBLEMS = {
     # P and dP in separate columns for dQ, and for dK with a narrow V; one slot for V and dO, used three times
     "DeepSeek's head dims": Problem(200, 300, heads=(2, 1), depths=(192, 128), window=CAUSAL),
     "K wider than 128, V as narrow as dK needs": Problem(150, 150, depths=(136, 64)),
+    # tiles of 64 rows on the other side: odd and even ones, cut and whole; kernels of their own for dK and dV
+    "Gemma's head dim": Problem(140, 200, heads=(2, 1), depths=(256, 256), window=CAUSAL),
+    "K just wider than 192, a tile of 64 keys that ends early": Problem(
+        70, 170, depths=(200, 40), window=(60, 20)
+    ),
+    "V just wider than 128": Problem(200, 65, depths=(64, 136), dtype=torch.float16),
 }
 
 

@@ -31,10 +31,10 @@ SIZES = {f"{q} x {k}": (q, k) for q, k in ((128, 128), (256, 128), (128, 256))}
 LENGTHS = ((260, 300), (0, 200), (130, 129), (5, 0))
 
 
-def drawn(block_size, densities=(0.4, 0.8), lengths=None, heads_kv=1) -> Listed:
+def drawn(block_size, densities=(0.4, 0.8), lengths=None, heads_kv=1, **more) -> Listed:
     batch = 1 if lengths is None else len(lengths)
     heads = len(densities), heads_kv
-    return Listed.draw((batch, 260, 300), heads, block_size, densities, lengths=lengths)
+    return Listed.draw((batch, 260, 300), heads, block_size, densities, lengths=lengths, **more)
 
 
 # --- the lists of tiles
@@ -105,8 +105,8 @@ def test_lists_that_all_heads_share_are_those_of_each():
 
 def test_more_tiles_than_an_entry_has_bits_for_are_refused():
     """Without memory for so many: all lists are one."""
-    kinds = torch.zeros((), dtype=torch.int8).expand(1, 1, 1, (1 << TILE_BITS) + 1)
-    with pytest.raises(ValueError, match="block_sparse_tensors: 1048577 tiles of keys"):
+    kinds = torch.zeros((), dtype=torch.int8).expand(1, 1, 1, (1 << TILE_BITS - 1) + 1)
+    with pytest.raises(ValueError, match="block_sparse_tensors: 524289 tiles of keys"):
         for_queries(kinds)
     with pytest.raises(ValueError, match="block_sparse_tensors: 1025 query heads of a group"):
         for_keys(kinds[..., :1], 1025)
@@ -255,20 +255,29 @@ def test_a_mask_does_not_go_with_lists():
 
 
 PLANTED = drawn((128, 128), (0.5, 1.0))
-DOUT = torch.randn(PLANTED.q.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-TENSORS = PLANTED.q, PLANTED.k, PLANTED.v, DOUT
+WIDEST = drawn((128, 128), (0.5, 1.0), head_dim=256)  # each entry is two tiles of 64
 
 
-def scores_of(**more) -> dict:
+def tensors_of(call: Listed) -> tuple:
+    """q, k, v and the gradient of out."""
+    dout = torch.randn(call.q.shape, generator=torch.Generator().manual_seed(1)).to(call.q.dtype)
+    return call.q, call.k, call.v, dout
+
+
+TENSORS = tensors_of(PLANTED)
+DOUT = TENSORS[-1]
+
+
+def scores_of(call: Listed = PLANTED, **more) -> dict:
     """Fields of Scores."""
-    lists = Lists.of_operator(PLANTED.lists()._asdict())
+    lists = Lists.of_operator(call.lists()._asdict())
     return dict(mask_mod=ScoreMod.of(every_third_hidden), lists=lists) | more
 
 
-def right_gradients() -> bool:
-    options = dict(visible=PLANTED.visible())
-    found = run(*TENSORS, scores=scores_of(), **options)
-    exact, allowed = (f(*TENSORS, **options) for f in (gradients_float64, allowed_gradient_errors))
+def right_gradients(call: Listed = PLANTED) -> bool:
+    tensors, options = tensors_of(call), dict(visible=call.visible())
+    found = run(*tensors, scores=scores_of(call), **options)
+    exact, allowed = (f(*tensors, **options) for f in (gradients_float64, allowed_gradient_errors))
     return are_within(found, exact, allowed)
 
 
@@ -284,6 +293,7 @@ def right_sums(function) -> bool:
 
 CASES = {
     "lists": right_gradients,
+    "lists, widest": partial(right_gradients, WIDEST),
     "lists, sums of rows": partial(right_sums, of_rows),
     "lists, sums of distances": partial(right_sums, of_distances),
     "lists, scores": partial(right_sums, of_keys),

@@ -27,7 +27,7 @@ from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import is_derived, is_transformed
 from cute_fa4.operands import BLOCKS, NAMES
-from cute_fa4.operators import batching
+from cute_fa4.operators import batching, sharding
 from cute_fa4.operators.registration import arguments_of, defined
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.backward.config import MOST_DEPTH, NARROW
@@ -42,8 +42,8 @@ _ARGUMENTS = (
 _SCHEMA = (
     f"flash_attn_backward({_ARGUMENTS}, bool in_float32=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
     f"flash_attn_backward_out({_ARGUMENTS}, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, bool accumulate=False) -> "
-    "Tensor",
-    f"flash_attn_backward_aux({_ARGUMENTS}, int[] wanted) -> Tensor[]",
+    "Tensor dsink",
+    f"flash_attn_backward_aux({_ARGUMENTS}, int[] wanted) -> Tensor[] daux",
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _QKV = ("q", "k", "v")
@@ -113,8 +113,6 @@ def _reason(call: dict) -> str | None:
         if name not in _ACCEPTED and not off:
             return f"with {name}"
     q, v = call["q"], call["v"]
-    if any(hasattr(call[name], "device_mesh") for name in _QKV):
-        return "for DTensors"
     if any(call[name].dtype not in backward.DTYPES for name in _QKV):
         return f"of {q.dtype} and {v.dtype}; accepted dtypes: bfloat16, float16"
     too_deep = _too_deep(call)
@@ -343,6 +341,7 @@ def _unrecorded(name: str):
     """The rule of an operator under autograd: the derivative of the derivative is not supported."""
 
     def below_autograd(keyset, *given, **options):
+        sharding.register_rules()
         tensors = dict(zip(("dout", *_QKV), given, strict=False))
         tensors |= {x: options.get(x) for x in ("dlse", "learnable_sink", *_WRITTEN)}
         tensors |= named_aux(options.get("aux_tensors"))
@@ -380,8 +379,9 @@ def _loop_over_examples(library, name: str) -> None:
 
 
 for _library, _schema in zip(_libraries, _SCHEMA, strict=True):
-    if "!" in _schema:  # an example of a batch is no tensor that can be written
-        continue
-    _loop_over_examples(_library, _schema.partition("(")[0])
+    _name = _schema.partition("(")[0]
+    sharding.add_rule(getattr(torch.ops.cute_fa4, _name).default, sharding.cuts_of_gradients)
+    if "!" not in _schema:  # an example of a batch is no tensor that can be written
+        _loop_over_examples(_library, _name)
 flash_attn_backward = torch.ops.cute_fa4.flash_attn_backward.default
 flash_attn_backward_aux = torch.ops.cute_fa4.flash_attn_backward_aux.default

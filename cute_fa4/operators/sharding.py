@@ -9,6 +9,9 @@ Each dimension of the mesh follows the placement of q, or of a cache that is wri
 along the sequence, is replicated before the call: right, but no faster than one rank. A written tensor is never
 moved. Sequences over ranks without the copies: cute_fa4.distributed.
 
+The gradient of a tensor is cut like the tensor. If the tensor is whole on every rank while q is cut, each rank has the
+part of its own queries: the gradient is Partial("sum").
+
 torch looks up a rule by operator and class, and the class lives in a module that takes a second to import:
 `register_rules` is called where a DTensor may come from.
 """
@@ -24,12 +27,18 @@ import torch
 
 from cute_fa4.operands import BLOCKS, NAMES, OF_BATCH, OFFSETS, OPERANDS, SCALES
 from cute_fa4.operators.batching import SAME_FOR_ALL_SEQUENCES
-from cute_fa4.sm100.blueprint.score_mods import THEN
+from cute_fa4.operators.spelling import function_of
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.sm100.traced.shared import arguments_of
+from cute_fa4.sm100.traced.trace import Traced
 
 _MODULE = "torch.distributed.tensor"
-# Functions that see only scores; alibi's slopes depend on the head.
+# Functions of the package that see only scores; alibi's slopes depend on the head.
 _SAME_FOR_ALL_HEADS = ("soft_cap(",)
+# Arguments and facts that count from the first sequence or head of the call.
+_COUNTED = {"batch": "batch", "q_row": "batch", "head": "heads"}
 _SCALES = (*NAMES[SCALES], "k_rope_descale")
+_GRADIENTS = {"dq": "q", "dk": "k", "dv": "v", "dsink": "learnable_sink", "daux": "aux_tensors"}
 _OF_A_RANK = "workspace"  # each rank may pass its own memory, a plain tensor
 _OF_SEQUENCES = {
     name
@@ -40,6 +49,9 @@ _OF_SEQUENCES = {
 }
 _OFFSETS = [row.name for row in OPERANDS.values() if row.axes == OFFSETS]
 
+# In the place of a dimension: the ranks have parts of a sum.
+_SUM = "sum"
+
 # Rules that torch does not know yet, because torch.distributed.tensor has not been imported.
 _waiting: list[tuple[torch._ops.OpOverload, Callable]] = []
 
@@ -47,7 +59,8 @@ _waiting: list[tuple[torch._ops.OpOverload, Callable]] = []
 def add_rule(operator: torch._ops.OpOverload, dims: Callable) -> None:
     """dims(call) says how the tensors of a call, by name, are cut: {name: {"batch": dim, "heads": dim}}.
 
-    A tensor without an entry for a cut is whole on every rank. dims also names results: "-> out", "-> lse".
+    A tensor without an entry for a cut is whole on every rank; one with _SUM as its dim is a sum over the ranks. dims
+    also names results: "-> out", "-> lse".
     """
     _waiting.append((operator, dims))
     register_rules()
@@ -89,7 +102,7 @@ def _rule(operator, dims):
         roles = _roles(call, cuts, written, mesh)
         local = {n: _local(n, x, cuts, roles, mesh, n in written) for n, x in call.items()}
         results = function(**local)
-        one = isinstance(results, torch.Tensor)
+        one = not isinstance(results, tuple)
         wrapped = [
             _global(result, name, call, cuts, roles, mesh)
             for name, result in zip(returned, (results,) if one else results, strict=True)
@@ -126,7 +139,10 @@ def _mesh_of(call: dict):
 
 
 def _roles(call: dict, cuts: dict, written: list, mesh) -> list[str | None]:
-    """For each dimension of the mesh "batch", "heads" or None, replicated: as for q, or for the written tensor."""
+    """For each dimension of the mesh "batch", "heads" or None, replicated: as for q, or for the written tensor.
+
+    A cut of one written tensor is kept even if another does not fit it: the message then names that one.
+    """
     fixed = [n for n in written if call.get(n) is not None and n != _OF_A_RANK]
     ahead = [_leading(cuts), *fixed]
     parts = {"batch": 1, "heads": 1}
@@ -136,7 +152,10 @@ def _roles(call: dict, cuts: dict, written: list, mesh) -> list[str | None]:
             role
             for role in parts
             if any(_is_cut(call[name], cuts.get(name, {}), role, at) for name in ahead)
-            and not any(_would_move(call[name], cuts.get(name, {}), role, at) for name in fixed)
+            and (
+                any(_is_cut(call[name], cuts.get(name, {}), role, at) for name in fixed)
+                or not any(_would_move(call[name], cuts.get(name, {}), role, at) for name in fixed)
+            )
             and _divide(call, cuts, role, parts[role] * mesh.size(at))
         )
         role = next(suiting, None)
@@ -152,18 +171,18 @@ def _leading(cuts: dict) -> str:
 
 
 def _is_cut(tensor, cut: dict, role: str, at: int) -> bool:
-    return role in cut and tensor.placements[at].is_shard(cut[role])
+    return role in cut and tensor.placements[at] == _placement(cut, role)
 
 
 def _would_move(tensor, cut: dict, role: str, at: int) -> bool:
-    return role in cut and not tensor.placements[at].is_shard(cut[role])
+    return role in cut and tensor.placements[at] != _placement(cut, role)
 
 
 def _divide(call: dict, cuts: dict, role: str, parts: int) -> bool:
     """Heads are even on all ranks, so that those of q meet their own of keys; sequences may be uneven."""
     if role == "batch":
         return True
-    named = {name: cut[role] for name, cut in cuts.items() if role in cut}
+    named = {name: cut[role] for name, cut in cuts.items() if cut.get(role, _SUM) is not _SUM}
     return all(
         call[name].shape[dim] % parts == 0
         for name, dim in named.items()
@@ -171,10 +190,16 @@ def _divide(call: dict, cuts: dict, role: str, parts: int) -> bool:
     )
 
 
-def _placements(cut: dict, roles: list) -> list:
-    from torch.distributed.tensor import Replicate, Shard
+def _placement(cut: dict, role: str | None):
+    from torch.distributed.tensor import Partial, Replicate, Shard
 
-    return [Shard(cut[role]) if role in cut else Replicate() for role in roles]
+    if role not in cut:
+        return Replicate()
+    return Partial("sum") if cut[role] is _SUM else Shard(cut[role])
+
+
+def _placements(cut: dict, roles: list) -> list:
+    return [_placement(cut, role) for role in roles]
 
 
 def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: bool):
@@ -194,16 +219,24 @@ def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: boo
     return value.to_local()
 
 
-def _global(result: torch.Tensor, name: str, call: dict, cuts: dict, roles: list, mesh):
+def _global(result: Any, name: str, call: dict, cuts: dict, roles: list, mesh):
     """The result of a rank as a DTensor, a part of the whole result."""
     from torch.distributed.tensor import DTensor
 
+    if isinstance(result, list):
+        return [_global(each, name, call, cuts, roles, mesh) for each in result]
     cut = cuts.get(name, {})
-    if result.dim() == 1:  # no log-sum-exp was asked for
+    if result.shape == (0,):  # no log-sum-exp was asked for, or the call has no sink
         cut = {}
     shape, leading = list(result.shape), _leading(cuts)
-    for role, dim in cut.items():
-        shape[dim] = call[leading].shape[cuts[leading][role]]
+    for at, role in enumerate(roles):
+        dim = cut.get(role, _SUM)
+        if dim is _SUM:
+            continue
+        if role == "batch":  # uneven
+            shape[dim] = call[leading].shape[cuts[leading][role]]
+        else:
+            shape[dim] *= mesh.size(at)
     stride = torch.empty(shape, device="meta").stride()
     placements = _placements(cut, roles)
     return DTensor.from_local(
@@ -251,6 +284,17 @@ def _cut_of_keys(keys, call: dict) -> dict:
     return cut
 
 
+def cuts_of_gradients(call: dict) -> dict:
+    """Cuts for the operators of the backward pass: those of the forward pass that it belongs to, and of gradients."""
+    cuts = cuts_of_attention(call)
+    cuts["dout"] = cuts["-> out"]
+    cuts["lse"] = cuts["dlse"] = cuts["-> lse"]
+    for gradient, name in _GRADIENTS.items():
+        cut = cuts.get(name, {})
+        cuts[gradient] = cuts[f"-> {gradient}"] = {role: cut.get(role, _SUM) for role in cuts["q"]}
+    return cuts
+
+
 def cuts_of_merge(call: dict) -> dict:
     """Cuts for merge: each row is merged independently, with all of its parts on one rank."""
     if call["outs"].dim() == 4:  # packed
@@ -267,16 +311,11 @@ def _forbidden(call: dict) -> set[str]:
     """Cuts with which a rank would need data of other ranks."""
     scales = [call[name] for name in _SCALES if call.get(name) is not None]
     listed = any(call.get(name) is not None for name in NAMES[BLOCKS])
-    if listed or call.get("aux_tensors") or any(scale.numel() != 1 for scale in scales):
+    if listed or any(scale.numel() != 1 for scale in scales):
         return {"batch", "heads"}
-    forbidden = set()
-    functions = [
-        part for name in ("score_mod", "mask_mod") for part in call[name].split(THEN) if part
-    ]
-    if not all(part.startswith(_SAME_FOR_ALL_HEADS) for part in functions):
-        forbidden.add("heads")
-    if not all(part.startswith(SAME_FOR_ALL_SEQUENCES) for part in functions):
-        forbidden.add("batch")
+    functions = [function_of(name, call[name]) for name in ("score_mod", "mask_mod")]
+    parts = [part for function in functions if function is not None for part in function.parts]
+    forbidden = set().union(*map(_counted_by, parts))
     if call["q"].dim() == 3 or any(call.get(name) is not None for name in _OFFSETS):
         forbidden.add("batch")
     shares_rows = call.get("page_table") is not None or call.get("cache_batch_idx") is not None
@@ -285,3 +324,12 @@ def _forbidden(call: dict) -> set[str]:
     ):  # every rank would write its own sequences into its own replica
         forbidden.add("batch")
     return forbidden
+
+
+def _counted_by(function: ScoreMod) -> set[str]:
+    """Cuts that a function would notice: a rank counts its own sequences and heads from 0."""
+    traced = function.function
+    if isinstance(traced, Traced) and traced.nodes is not None:
+        return {_COUNTED[name] for name in arguments_of(traced.nodes) if name in _COUNTED}
+    same_for_all = {"batch": SAME_FOR_ALL_SEQUENCES, "heads": _SAME_FOR_ALL_HEADS}
+    return {role for role, same in same_for_all.items() if not function.key.startswith(same)}

@@ -319,69 +319,6 @@ def launched(rank: int, group, calls: list) -> set:
     return asked
 
 
-# --- operators on DTensors
-
-
-def sharded(rank: int, group, name: str, tensors: dict, options: dict, kinds: dict, moved: dict):
-    """An operator on tensors of all ranks and, for each kind of shards, on DTensors: what both returned and wrote.
-
-    kinds: kind -> the dimension by which the tensors named in `moved` are cut; moved: name -> kind -> dimension.
-    Attention is by its definition in the place of the kernel: this asks who computes what.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    from cute_fa4 import compile_cache
-    from cute_fa4.calls import repeat
-    from tests.docs import definition
-
-    operator = getattr(torch.ops.cute_fa4, name).default
-    written = [a.name for a in operator._schema.arguments if a.alias_info is not None]
-    mesh = DeviceMesh.from_group(group, "cpu")
-
-    def called(given: dict) -> list:
-        results = operator(**given, **options)
-        results = [results] if isinstance(results, torch.Tensor) else list(results)
-        return results + [given[each] for each in written if each in given]
-
-    with mock.patch.object(compile_cache, "function_for", definition.compiled):
-        expected = called({n: x.clone() for n, x in tensors.items()})
-        found = {}
-        for kind in kinds:
-            given = {}
-            for n, x in tensors.items():
-                dim = moved.get(n, {}).get(kind)
-                placement = Replicate() if dim is None else Shard(dim)
-                given[n] = distribute_tensor(x.clone(), mesh, [placement])
-            results = called(given)
-            equal = [
-                a.shape == b.shape and torch.equal(a, b.full_tensor())
-                for a, b in zip(expected, results, strict=True)
-            ]
-            found[kind] = all(equal), [str(x.placements[0]) for x in results]
-    repeat.clear()
-    return found
-
-
-def on_a_grid(rank: int, group, tensors: dict):
-    """flash_attn of four ranks: sequences along one dimension of the mesh, heads along the other."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    from cute_fa4 import compile_cache, flash_attn_func
-    from cute_fa4.calls import repeat
-    from tests.docs import definition
-
-    mesh = init_device_mesh("cpu", (2, 2))
-    given = {n: distribute_tensor(x, mesh, [Shard(0), Shard(2)]) for n, x in tensors.items()}
-    with mock.patch.object(compile_cache, "function_for", definition.compiled):
-        expected = flash_attn_func(**tensors)
-        found = flash_attn_func(**given)
-        whole = found.full_tensor()
-    repeat.clear()
-    return torch.equal(whole, expected), [str(each) for each in found.placements]
-
-
 # --- planted defects: what must not pass
 
 

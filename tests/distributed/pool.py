@@ -59,7 +59,9 @@ def _serve(rank: int, size: int, store: str, timeout_s: float, pipe) -> None:
 class Pool:
     def __init__(self, size: int, timeout_s: float = 60):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["cute_fa4.distributed", "tests.distributed.cases"])
+        context.set_forkserver_preload(
+            ["cute_fa4.distributed", "tests.distributed.cases", "tests.distributed.dtensors"]
+        )
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self.pipes, self.processes = [], []

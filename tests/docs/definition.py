@@ -1,14 +1,17 @@
-"""Replaces a compiled kernel: attention by its definition, from the arguments of a launch.
+"""Replaces a compiled kernel: attention and its gradients by their definition, from the arguments of a launch.
 
 So a call runs down to its launch, with every check and choice on the way, and returns numbers in milliseconds.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from cute_fa4.score_mods import alibi_slope
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import ROWS, BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import packaged_call
 from cute_fa4.sm100.combine.config import CombineConfig
 from tests.serving.batches import attention, positions
@@ -16,7 +19,7 @@ from tests.serving.batches import attention, positions
 
 def compiled(config, executor):
     """In the place of compiler.compile_function."""
-    runs = {AppendConfig: append, CombineConfig: combine}
+    runs = {AppendConfig: append, CombineConfig: combine, BackwardConfig: differentiate}
     run = runs.get(type(config), attend)
     return lambda *given: run(config, *given)
 
@@ -68,13 +71,66 @@ def attend(
             keys,
             values,
             visible=shown,
-            score_mod=_score_mod(config, b, p, j, aux),
+            score_mod=_score_mod(config, b, p, j, aux, cu_seqlens_q),
             sink=sink,
             scale=scale,
         )
         out[rows] = o.to(out.dtype)
         if lse is not None:
             lse[lse_rows] = sums.float()
+
+
+def differentiate(config, q, k, v, out, lse, dout, dlse, *given):
+    """Each sequence separately, of up to 128 queries. Aux tensors: elements that all keys of a query share."""
+    *written, stats, scale, sizes, aux, lengths, lists = given
+    assert lists is None
+    cu_q, cu_k, *used = (None, None) if lengths is None else lengths[2:]
+    batch = len(q) if cu_q is None else len(cu_q) - 1
+    if not config.wanted:
+        stats.fill_(math.inf).view(len(stats), -1, 2, ROWS)[:, :, 1] = 0.0
+    for b in range(batch):
+        (rows, lse_rows), (key_rows, _) = _rows(b, q, cu_q), _rows(b, k, cu_k)
+        n = dict(q=len(q[rows]), k=len(k[key_rows]), seen=len(k[key_rows]))
+        if used:  # the rows of each side that count, and how many keys may be seen
+            n = {name: min(n[name], int(x[b])) for name, x in zip(n, used, strict=True)}
+        x, o, do = (x[rows][: n["q"]].double().transpose(0, 1) for x in (q, out, dout))
+        y, z = (x[key_rows][: n["k"]].double().transpose(0, 1) for x in (k, v))
+        heads, group = len(x), len(x) // len(y)
+        y, z = (t.repeat_interleave(group, 0) for t in (y, z))
+        p, j = positions(n["q"], n["k"])
+        bands = config.mask.bands(p, torch.tensor(n["k"]), [torch.tensor(s) for s in sizes or ()])
+        shown = (sum((j >= lo) & (j < hi) for lo, hi in bands) > 0) & (j < n["seen"])
+        scores = scale * x @ y.mT
+        where = b, torch.arange(heads)[:, None, None], torch.arange(n["q"])[:, None], j
+        f, slope = scores, 1.0
+        if config.score_mod is not None:
+            function = config.score_mod.function
+            f = function.on_tensors(scores, *where, aux=aux)
+            slope = function.slope.on_tensors(scores, *where, aux=aux)
+        total = lse[lse_rows][:, : n["q"]].double()
+        weights = torch.exp(f - total[..., None]).masked_fill(~shown, 0.0)
+        delta = (do * o).sum(-1)
+        if dlse is not None:
+            delta = delta - dlse[lse_rows][:, : n["q"]]
+        df = weights * (do @ z.mT - delta[..., None])
+        if config.wanted:
+            (lines,), _ = written
+            ((_, element, shared),) = config.summed
+            assert shared == "rows"
+            sums = (df * element.slope.on_tensors(scores, *where, aux=aux)).sum(-1)
+            lines[b * heads : (b + 1) * heads, : n["q"]] = sums
+            continue
+        stats[:, b, : n["q"]] = (total / math.log(2)).float()
+        stats[:, b, ROWS : ROWS + n["q"]] = delta.float()
+        ds = scale * slope * df
+        found = (
+            ds @ y,
+            *((t.mT @ u).unflatten(0, (-1, group)).sum(1) for t, u in ((ds, x), (weights, do))),
+        )
+        for to, place, gradient in zip(written, (rows, key_rows, key_rows), found, strict=True):
+            there = to[place][: gradient.shape[1]]
+            gradient = gradient.transpose(0, 1).to(to.dtype)
+            there.copy_(there + gradient if config.accumulate else gradient)
 
 
 def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, *more):
@@ -104,7 +160,7 @@ def _sequence(b: int, x, offsets, table):
     return x[b] if offsets is None else x[int(offsets[b]) : int(offsets[b + 1])]
 
 
-def _score_mod(config, b, p, j, aux):
+def _score_mod(config, b, p, j, aux, offsets):
     """The functions that the page uses, of scaled scores (heads, queries, keys)."""
     if config.score_mod is None:
         return None
@@ -117,7 +173,9 @@ def _score_mod(config, b, p, j, aux):
                     torch.arange(len(scores))[:, None, None],
                     torch.arange(scores.shape[1])[:, None],
                 )
-                scores = part.function.on_tensors(scores, b, heads, i, j, aux=aux)
+                first = b * scores.shape[1] if offsets is None else int(offsets[b])
+                facts = dict(position=p, q_row=first + i)
+                scores = part.function.on_tensors(scores, b, heads, i, j, aux=aux, **facts)
             elif name == "soft_cap":
                 scores = argument * torch.tanh(scores / argument)
             else:

@@ -123,20 +123,23 @@ class RowSchedule:
     def tiles(self, problem: Problem) -> Tiles:
         return Tiles.cut(problem, num_q=self.query_tiles)
 
-    def warps_of(self, problem: Problem) -> WarpRoles:
-        """The role of each warp, and its registers."""
-        gathers = self.tiles(problem).gathers_rows
+    def budget(self, problem: Problem) -> str | None:
+        """The name in REGISTERS of what the roles do; None: nothing that needs a budget of its own."""
         scales, paged = bool(problem.token_scales), problem.kv_layout == "paged"
         on_sm_103a = problem.arch == "sm_103a" and problem.kv_dtype is None
         does = {
             "stream-K, scales of keys": problem.share_keys and scales,
             "stream-K": problem.share_keys,
             "scales of keys": scales,
-            "gathered rows": gathers,
+            "gathered rows": self.tiles(problem).gathers_rows,
             "pages, sm_103a": paged and on_sm_103a,
             "pages": paged,
         }
-        what = next((name for name, is_done in does.items() if is_done), None)
+        return next((name for name, is_done in does.items() if is_done), None)
+
+    def warps_of(self, problem: Problem) -> WarpRoles:
+        """The role of each warp, and its registers."""
+        what, gathers = self.budget(problem), self.tiles(problem).gathers_rows
         warps = self.warps if what is None else self.warps.with_registers(what)
         return warps.with_values() if gathers and self.values_apart else warps
 

@@ -131,6 +131,10 @@ class TwoTiles(RowSchedule):
             return may_add_up(problem)
         return self.order != CROSSED or problem.is_quantized
 
+    def load_apart(self, problem: Problem) -> bool:
+        """Also over pages on sm_103a: the load warp of packed queries had no register for the common address."""
+        return super().load_apart(problem) or self.budget(problem) == "pages, sm_103a"
+
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from cute_fa4 import dtypes
 from cute_fa4.aot.manifest import ExportError
@@ -25,6 +26,7 @@ from cute_fa4.aot.model_dtypes import BEFORE
 DTYPES = {dtypes.DTYPES[name].torch_name: name for name in dtypes.UNQUANTIZED}
 DTYPES[dtypes.F32.torch_name] = dtypes.BF16.name
 CALLS = ("packed", "paged")  # of a server: flash_attn_varlen_func, with and without a cache
+WITHOUT_CACHE, OVER_CACHE = ("dense", "packed", "ranks"), ("paged", "kvcache")
 LATENT, ROTARY = 512, 64  # columns of a latent cache
 SINKS = ("gpt_oss",)  # model types with a learned sink for each head
 # Model types whose tokens see each other.
@@ -36,8 +38,28 @@ HEADS = ("num_attention_heads", "n_head", "num_heads")
 WIDTHS = ("hidden_size", "n_embd")
 
 
+class _Entry(NamedTuple):
+    """Fields of an entry, `calls` among them, and which other calls it lists if they are asked for."""
+
+    said: dict
+    on_request: tuple = ()
+
+    def of(self, calls: tuple | None) -> tuple:
+        """Those of `calls` that it lists; None: those of a server."""
+        served = self.said["calls"]
+        return (
+            served if calls is None else tuple(c for c in calls if c in (*served, *self.on_request))
+        )
+
+
 def models_of(
-    path, *, page_size: int = 16, kv_dtype: str | None = None, tensor_parallel: int = 1
+    path,
+    *,
+    page_size: int = 16,
+    kv_dtype: str | None = None,
+    tensor_parallel: int = 1,
+    calls: tuple | None = None,
+    q_quantize: str | None = None,
 ) -> list[dict]:
     """Entries, as aot/entry.py reads them; ExportError for an unsupported model.
 
@@ -46,13 +68,36 @@ def models_of(
     kv_dtype         of caches: "e4m3", "e5m2" or "e2m1"; None: as the model's dtype. An entry for calls without a
                      cache, one for queries of 16 bits over it, and one for queries that are quantized before the call
     tensor_parallel  GPUs that share the heads
+    calls            of configs_for_model, each listed by the entries that have its tensors; None: those of a server
+    q_quantize       "auto" or "never": only queries of 16 bits over such a cache, "before": only quantized ones; None:
+                     both
     """
+    if q_quantize is not None and kv_dtype is None:
+        raise ExportError(
+            f"--q-quantize: {q_quantize!r} without --kv-dtype; accepted: --kv-dtype, too"
+        )
+    cache = {"page_size": page_size, "kv_dtype": kv_dtype, "q_quantize": q_quantize}
+    entries = _entries_of(path, tensor_parallel, cache)
+    accepted = dict.fromkeys(
+        c for found in entries for c in (*found.said["calls"], *found.on_request)
+    )
+    unknown = [call for call in calls or () if call not in accepted]
+    if unknown:
+        raise ExportError(
+            f"--calls: {unknown} of the model of {path}; accepted: {', '.join(accepted)}"
+        )
+    asked = [(found.said, found.of(calls)) for found in entries]
+    return [said | {"calls": listed} for said, listed in asked if listed]
+
+
+def _entries_of(path, tensor_parallel: int, cache: dict) -> list[_Entry]:
+    """cache: page_size, kv_dtype, q_quantize."""
     said = _read(path)
     said = {**said, **(said.get("text_config") or {})}
     heads = _number(path, said, *HEADS)
     shared = {"dtype": _dtype(path, said)}
     if said.get("kv_lora_rank"):
-        return _latent(path, said, _part(path, heads, tensor_parallel), shared, page_size, kv_dtype)
+        return _latent(path, said, _part(path, heads, tensor_parallel), shared, cache)
     heads_q, heads_kv = _part(path, heads, tensor_parallel), _heads_kv(said, heads)
     if heads_kv % tensor_parallel and tensor_parallel % heads_kv:
         raise ExportError(
@@ -68,7 +113,7 @@ def models_of(
         heads_kv=max(1, heads_kv // tensor_parallel),
         causal=said.get("model_type") not in ENCODERS,
         windows=windows,
-        page_sizes=(page_size,),
+        page_sizes=(cache["page_size"],),
         calls=CALLS,
         softcap=float(said.get("attn_logit_softcapping") or 0.0),
     )
@@ -77,21 +122,32 @@ def models_of(
     if said.get("model_type") in SINKS:
         model["sink"] = shared["dtype"]
     if not model["causal"]:
-        return [model | {"calls": ("dense", "packed")}]
+        if cache["kv_dtype"] is not None:
+            raise ExportError(
+                f"--kv-dtype: {cache['kv_dtype']!r} of an encoder ({path}); accepted: none, it has no cache"
+            )
+        return [_Entry(model | {"calls": ("dense", "packed")}, WITHOUT_CACHE)]
+    if cache["kv_dtype"] is None:
+        return [_Entry(model, (*WITHOUT_CACHE, *OVER_CACHE))]
+    without_cache = model | {"calls": ("packed",), "page_sizes": ()}
+    over_cache = _over_cache(model | {"calls": ("paged",)}, cache)
+    return [
+        _Entry(without_cache, WITHOUT_CACHE),
+        *(_Entry(said, OVER_CACHE) for said in over_cache),
+    ]
+
+
+def _over_cache(model: dict, cache: dict) -> list[dict]:
+    """Entries for calls over a cache: of its kv_dtype, q has 16 bits, or kv_dtype if an MMA multiplies it."""
+    kv_dtype, q_quantize = cache["kv_dtype"], cache["q_quantize"]
     if kv_dtype is None:
         return [model]
-    # No pages: --calls paged adds no cache of 16 bits.
-    without_cache = model | {"calls": ("packed",), "page_sizes": ()}
-    return [without_cache, *_over_cache(model | {"calls": ("paged",)}, kv_dtype)]
-
-
-def _over_cache(model: dict, kv_dtype: str) -> list[dict]:
-    """Entries for calls over a cache of kv_dtype: q has 16 bits, or kv_dtype if an MMA multiplies it."""
     cached = model | {"kv_dtype": kv_dtype}
-    found = [cached | {"descales": "kv"}]
-    if dtypes.is_quantized(kv_dtype):
-        found.append(cached | {"descales": "qkv", "q_quantize": BEFORE})
-    return found
+    of_16 = cached | {"descales": "kv"}
+    of_8 = cached | {"descales": "qkv", "q_quantize": BEFORE}
+    if q_quantize is not None:
+        return [of_8 if q_quantize == BEFORE else of_16 | {"q_quantize": q_quantize}]
+    return [of_16, of_8] if dtypes.is_quantized(kv_dtype) else [of_16]
 
 
 def _read(path) -> dict:
@@ -154,24 +210,25 @@ def _windows(said: dict) -> tuple[tuple, int | None]:
     return (*full, *window), chunk if "chunked_attention" in types else None
 
 
-def _latent(path, said: dict, heads: int, shared: dict, page_size: int, kv_dtype) -> list[dict]:
+def _latent(path, said: dict, heads: int, shared: dict, cache: dict) -> list[_Entry]:
     """Decode from a latent cache of one head, prefill with its rotary columns in a separate tensor."""
     latent, rotary = said["kv_lora_rank"], said.get("qk_rope_head_dim")
     if (latent, rotary) != (LATENT, ROTARY):
         raise ExportError(
             f"{path}: kv_lora_rank {latent}, qk_rope_head_dim {rotary}; accepted: {LATENT} and {ROTARY}"
         )
-    decode = shared | dict(
-        head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1, calls=("latent",), page_sizes=(page_size,)
-    )  # fmt: skip
-    found = [decode] if kv_dtype is None else _over_cache(decode, kv_dtype)
+    pages = (cache["page_size"],)
+    row = shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1, calls=("latent",))
     if said.get("index_topk"):  # lists of keys, each a page
-        rows = {"calls": ("latent_rows",), "page_sizes": (1,), "causal": False}
-        found = [shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1) | rows]
+        row |= {"page_sizes": (1,), "causal": False}
+        decode = [_Entry(row | {"calls": ("latent_rows",)})]
+        decode += [_Entry(found | {"calls": ()}, ("latent",)) for found in _over_cache(row, cache)]
+    else:
+        decode = [_Entry(found) for found in _over_cache(row | {"page_sizes": pages}, cache)]
     prefill = shared | dict(
         head_dim=_number(path, said, "qk_nope_head_dim") + ROTARY, head_dim_v=_number(path, said, "v_head_dim"),
         heads_q=heads, heads_kv=heads,
-        calls=("packed",), rope_depth=ROTARY, rope_page_sizes=(page_size,), return_lse=(False, True), splits=False,
+        calls=("packed",), rope_depth=ROTARY, rope_page_sizes=pages, return_lse=(False, True), splits=False,
     )  # fmt: skip
     chunks = prefill | dict(causal=False, rope_page_sizes=(), return_lse=(True,))
-    return [*found, prefill, chunks]
+    return [*decode, *(_Entry(found, ("dense",)) for found in (prefill, chunks))]

@@ -293,10 +293,14 @@ def _of_models(options, given: dict) -> list:
 
 
 def _of_transformers(options, given: dict) -> list:
-    """The kernels of a transformers model; flags override its config.json."""
+    """The kernels of a transformers model; flags override its config.json, in every entry.
+
+    The fields in which entries differ select entries instead.
+    """
     from cute_fa4.aot import hf_config
 
-    asked = {"kv_dtype": given.pop("kv_dtype", None), "page_size": options.page_size or 16}
+    asked = {name: given.pop(name, None) for name in ("kv_dtype", "calls", "q_quantize")}
+    asked["page_size"] = options.page_size or 16
     asked["tensor_parallel"] = options.tensor_parallel or 1
     found = [
         config

@@ -6,6 +6,7 @@ import pytest
 
 from cute_fa4 import __main__ as command_line
 from cute_fa4.aot import entry, hf_config
+from cute_fa4.aot.manifest import ExportError
 
 DENSE = dict(
     num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, torch_dtype="bfloat16"
@@ -73,6 +74,27 @@ def test_published_models_are_read_and_have_kernels(name, tmp_path):
         assert models[2]["causal"] is False and models[2]["return_lse"] == (True,)
 
 
+@pytest.mark.parametrize("kv_dtype", [None, "e4m3"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_list_of_several_calls_is_those_of_each(name, kv_dtype, tmp_path):
+    """A call is listed by the entries that have its tensors, alone and beside others."""
+    path = written(tmp_path, PUBLISHED[name][0])
+
+    def listed(calls):
+        models = hf_config.models_of(path, kv_dtype=kv_dtype, calls=calls)
+        return {config for model in models for config in entry.configs_of("model", model, name)}
+
+    if PUBLISHED[name][1].get("causal") is False and kv_dtype is not None:
+        with pytest.raises(ExportError, match="--kv-dtype: 'e4m3' of an encoder"):
+            listed(None)
+        return
+    served = {
+        call for model in hf_config.models_of(path, kv_dtype=kv_dtype) for call in model["calls"]
+    }
+    alone = [listed((call,)) for call in served]
+    assert all(alone) and listed(None) == listed(tuple(served)) == set().union(*alone)
+
+
 def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, capsys):
     path = written(tmp_path, DENSE)
 
@@ -92,6 +114,8 @@ def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, ca
     ]
     assert listed(*asked) == without_cache | of_16 | of_8
     assert listed(*asked, "--calls", "paged") == of_16 | of_8
+    assert listed(*asked, "--calls", "packed") == without_cache
+    assert listed(*asked, "--q-quantize", "before") == without_cache | of_8
     # --dtype is the model's, so out of 8-bit queries has it.
     of_8 = listed(*paged, "--dtype", "e4m3", "--o-dtype", "fp16")
     assert of_8 < listed(*asked, "--dtype", "fp16")
@@ -108,6 +132,9 @@ def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, ca
             "--tensor-parallel: 5 of 8 key/value heads",
         ),
         ({"n_head": 12}, [], "no hidden_size; accepted"),
+        (DENSE, ["--calls", "latent"], "--calls: ['latent'] of the model of"),
+        (DEEPSEEK, ["--calls", "packed", "paged"], "accepted: latent, packed, dense"),
+        (DENSE, ["--q-quantize", "before"], "--q-quantize: 'before' without --kv-dtype; accepted"),
         (DENSE, ["--head-dim", "64"], "give one of --catalogue, --hf-config and --head-dim"),
         (DEEPSEEK | {"kv_lora_rank": 256}, [], "kv_lora_rank 256, qk_rope_head_dim 64; accepted: 512 and 64"),
     ],

@@ -26,7 +26,7 @@ from cute_fa4.aot.model_dtypes import BEFORE
 DTYPES = {dtypes.DTYPES[name].torch_name: name for name in dtypes.UNQUANTIZED}
 DTYPES[dtypes.F32.torch_name] = dtypes.BF16.name
 CALLS = ("packed", "paged")  # of a server: flash_attn_varlen_func, with and without a cache
-WITHOUT_CACHE, OVER_CACHE = ("dense", "packed", "ranks"), ("paged", "kvcache")
+WITHOUT_CACHE, OVER_CACHE = ("dense", "packed", "ranks"), ("paged", "kvcache", "cascade")
 LATENT, ROTARY = 512, 64  # columns of a latent cache
 SINKS = ("gpt_oss",)  # model types with a learned sink for each head
 # Model types whose tokens see each other.

@@ -5,6 +5,8 @@
     packed   flash_attn_varlen_func, cu_seqlens       for long queries and short ones
     paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
+    cascade  two paged calls, on request              of a common prefix, without a mask, and of the keys after it,
+                                                      without a sink; both with the log-sum-exp
     latent   flash_mla_with_kvcache, on request       one to eight queries, with or without stream-K, and the merge
                                                       (pages of 1 without a causal mask: keys by index)
     latent_rows   the same over caches of 656 bytes a row
@@ -29,7 +31,7 @@ from cute_fa4.scales import Scales
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
-ON_REQUEST = ("ranks", "latent", "latent_rows")
+ON_REQUEST = ("cascade", "ranks", "latent", "latent_rows")
 
 
 def configs_for_model(
@@ -135,6 +137,14 @@ def configs_for_model(
     if "ranks" in calls:
         of_ranks = plain | policy.of_schedules()  # these take no batch_invariant
         found += model_launches.on_ranks(of_ranks, masks, page_sizes)
+    if "cascade" in calls:
+        if not set(masks_of(causal, (None,), None)) & set(masks):
+            raise ValueError(
+                f"calls: 'cascade' with windows={shown(windows)}; accepted: None among them, for layers of full "
+                "attention"
+            )
+        for part in _parts_of_cascade(causal, sink):
+            found += configs_for_model(**given | part)
     if "latent" in calls:
         quantised = shared | dtypes.quantised
         found += model_launches.latent(quantised, heads_kv, masks, page_sizes, batch_invariant)
@@ -156,6 +166,16 @@ def _check_calls(calls: tuple, rope_depth: int) -> None:
             f"calls: {shown(calls)} with rope_depth={rope_depth}; accepted: 'dense', 'packed': a cache with keys of "
             "each head has all columns in k"
         )
+
+
+def _parts_of_cascade(causal: bool, sink: str | None) -> tuple[dict, dict]:
+    """Arguments of configs_for_model for the two calls of cascade attention, whose results the caller merges.
+
+    The prefix is one sequence of all queries, which see all of it; the sink is counted there. Layers with windows have
+    no common prefix.
+    """
+    part = dict(calls=("paged",), windows=(None,), chunk=None, return_lse=(True,), training=False)
+    return part | {"causal": False, "sink": sink}, part | {"causal": causal, "sink": None}
 
 
 def _sizes(head_dim: int, head_dim_v: int | None, heads_q: int, heads_kv: int) -> dict:

@@ -167,6 +167,10 @@ def test_what_no_kernel_runs_is_refused_with_the_reasons():
         configs_for_model(head_dim=64, heads_q=3, heads_kv=2)
     with pytest.raises(ValueError, match="calls: .*training.*accepted: dense"):
         configs_for_model(head_dim=64, heads_q=2, heads_kv=2, calls=("training",))
+    with pytest.raises(ValueError, match="'cascade' with windows=.*accepted: None among them"):
+        configs_for_model(
+            head_dim=64, heads_q=2, heads_kv=2, calls=("cascade",), windows=((4095, 0),)
+        )
 
 
 def test_calls_with_scales_of_blocks_are_listed(monkeypatch):

@@ -31,7 +31,7 @@ TOKENS = 1 << 16  # of a step, at most
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 # name -> (arguments of configs_for_model, arguments of every call). Shapes as the models' published configurations
 # have them, divided by the GPUs they are served on.
-DENSE = dict(calls=("packed", "paged", "kvcache"))
+DENSE = dict(calls=("packed", "paged", "kvcache", "cascade"))
 MODELS = {
     "Llama 3 8B": (DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,)), {}),
     "Llama 3 70B, 8 GPUs": (DENSE | dict(head_dim=128, heads_q=8, heads_kv=1, page_sizes=(16, 64)), {}),
@@ -72,11 +72,12 @@ MODELS = {
     ),
 }  # fmt: skip
 
-# Name in MODELS and in test_hf_config.PUBLISHED -> what vLLM's adapter calls for it without a cache, and over one.
+# Name in MODELS and in test_hf_config.PUBLISHED -> what vLLM's adapter calls for it without a cache and over one, and
+# the calls that the list is asked for.
 SERVICES = {
-    "Llama 3 8B": ("packed", "paged"),
-    "GPT-OSS 20B": ("packed", "paged"),
-    "DeepSeek V3": ("prefill", "latent"),
+    "Llama 3 8B": ("packed", ("paged", "cascade"), ("packed", "paged", "cascade")),
+    "GPT-OSS 20B": ("packed", ("paged", "cascade"), ("packed", "paged", "cascade")),
+    "DeepSeek V3": ("prefill", ("latent",), None),
 }
 PREFILL = dict(heads_q=128, heads_kv=128, head_dim=192)  # of latent attention
 
@@ -163,11 +164,22 @@ def a_call(draw, model: dict, options: dict) -> None:
         )  # fmt: skip
         return
     q = numbers(total, heads, depth, dtype=dtype)
-    rows = (table.numel(), page) if kind == "paged" else (total,)
+    rows = (total,) if kind == "packed" else (table.numel(), page)
     k, v = (numbers(*rows, heads_kv, depth, dtype=cache) for _ in "kv")
-    where = dict(seqused_k=used, block_table=table) if kind == "paged" else dict(cu_seqlens_k=ends)
-    most = keys if kind == "paged" else queries
+    where = dict(cu_seqlens_k=ends) if kind == "packed" else dict(seqused_k=used, block_table=table)
+    most = queries if kind == "packed" else keys
     given = splits(draw)
+    if kind == "cascade":  # a prefix that all queries see, as one sequence, or the keys after it
+        given.pop("tokens_per_split", None)
+        prefix = draw.random() < 0.5
+        if prefix:
+            ends, queries = numbers(2), total
+            where = dict(seqused_k=used[:1], block_table=table[:1])
+        vllm.flash_attn_varlen_func(
+            q, k, v, queries, ends, most, **where, causal=not prefix, window_size=[-1, -1],
+            s_aux=sink if prefix else None, return_softmax_lse=True, **common, **given,
+        )  # fmt: skip
+        return
     if "tokens_per_split" in given:  # which vLLM's signature has not
         flash_attn_varlen_func(
             q, k, v, ends, where.get("cu_seqlens_k"), queries, most,
@@ -211,11 +223,13 @@ def test_no_call_of_a_service_asks_for_a_kernel_that_the_list_of_its_config_json
 ):
     """With an FP8 cache q has 16 bits or, quantized by the service, 8; without a cache everything has 16."""
     model, options = MODELS[name]
-    first, cached = ({"calls": (kind,)} for kind in SERVICES[name])
-    first |= PREFILL if first["calls"] == ("prefill",) else {}
+    of_first, of_cached, asked = SERVICES[name]
+    first, cached = {"calls": (of_first,)}, {"calls": of_cached}
+    first |= PREFILL if of_first == "prefill" else {}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLISHED[name][0]))
-    entries = hf_config.models_of(path, page_size=model["page_sizes"][0], kv_dtype=kv_dtype)
+    page_size = model["page_sizes"][0]
+    entries = hf_config.models_of(path, page_size=page_size, kv_dtype=kv_dtype, calls=asked)
     listed = {config for said in entries for config in entry.configs_of("model", said, name)}
     of_cache = [({}, {})]
     if kv_dtype is not None:

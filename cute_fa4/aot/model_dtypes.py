@@ -10,6 +10,9 @@ from cute_fa4.scales import ROW, Scales
 BEFORE = "before"
 """q_quantize of a model whose calls get q quantized already."""
 
+WITHOUT_OUT = ("cascade", "latent")
+"""Calls for which servers pass no out=, so that it has the default dtype of the functions."""
+
 
 @dataclass(frozen=True)
 class Dtypes:
@@ -46,19 +49,21 @@ class Dtypes:
                 f"calls: ranks with {self.stored}; accepted: {' or '.join(UNQUANTIZED)}"
             )
 
-    def quantised_before(self) -> dict:
-        """Arguments of configs_for_model for calls whose q has kv_dtype, and out dtype. ValueError if it has none."""
+    def quantised_before(self, calls: tuple) -> list[dict]:
+        """Arguments of configs_for_model for calls whose q has kv_dtype, by dtype of out. ValueError if q cannot.
+
+        It has o_dtype, or else dtype where servers pass out=.
+        """
         if self.kv_dtype not in QUANTIZED:
             raise ValueError(
                 f"q_quantize: {BEFORE!r} with kv_dtype={self.kv_dtype!r}; accepted: kv_dtype "
                 f"{' or '.join(QUANTIZED)}"
             )
-        return {
-            "dtype": self.kv_dtype,
-            "kv_dtype": None,
-            "q_quantize": None,
-            "o_dtype": self.o_dtype or self.dtype,
-        }
+        of_8 = {"dtype": self.kv_dtype, "kv_dtype": None, "q_quantize": None}
+        without = tuple(call for call in calls if call in WITHOUT_OUT)
+        given = tuple(call for call in calls if call not in WITHOUT_OUT)
+        asked = (given, self.o_dtype or self.dtype), (without, self.o_dtype)
+        return [of_8 | {"calls": some, "o_dtype": out} for some, out in asked if some]
 
     def of_problem(self) -> dict:
         """Fields of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""

@@ -70,7 +70,7 @@ def configs_for_model(
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
                 None: as dtype
     q_quantize  in such calls, as the functions take it; None: calls that leave it open; "before": calls whose q has
-                kv_dtype already, and out dtype
+                kv_dtype already, and out dtype; latent and cascade calls, which get no out=, bf16
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
                 bits out alone
@@ -118,7 +118,8 @@ def configs_for_model(
     dtypes = Dtypes(dtype, kv_dtype, o_dtype, Scales.of(descales))
     dtypes.check(calls)
     if q_quantize == BEFORE:
-        return configs_for_model(**given | dtypes.quantised_before())
+        parts = [configs_for_model(**given | each) for each in dtypes.quantised_before(calls)]
+        return list(dict.fromkeys(itertools.chain(*parts)))
     policy.check_quantize(q_quantize)
     policy.check_batch_invariant(batch_invariant)
     plain = sizes | dtypes.of_problem() | _scores(sink, softcap) | {"arch": arch}

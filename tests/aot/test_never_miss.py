@@ -109,7 +109,8 @@ def a_call(draw, model: dict, options: dict) -> None:
     invariant = {"batch_invariant": options["batch_invariant"]}
     heads, heads_kv, depth = model["heads_q"], model["heads_kv"], model["head_dim"]
     page, of_8 = draw.choice(model["page_sizes"]), model.get("dtype") == "e4m3"
-    dtype = E4M3 if of_8 else BF16
+    wide = options.get("wide", BF16)  # of tensors of 16 bits
+    dtype = E4M3 if of_8 else wide
     cache = E4M3 if "kv_dtype" in model else dtype
     table = numbers(batch, -(-keys // page) + draw.randint(0, 3))
     used, ends = numbers(batch), numbers(batch + 1)
@@ -133,14 +134,14 @@ def a_call(draw, model: dict, options: dict) -> None:
     if "softcap" in options:
         common["softcap"] = options["softcap"]
     window = draw.choice(options.get("windows", ([-1, -1],)))
-    sink = numbers(heads, dtype=BF16) if "sink" in options else None
+    sink = numbers(heads, dtype=wide) if "sink" in options else None
     # A mixed batch: one long sequence, and others of which most have one query.
     total = queries + sum(draw.choice((1, 1, draw.randint(1, queries))) for _ in range(batch - 1))
     if kind == "prefill":  # latent attention: new tokens, or a chunk of the context, which all see
-        q, k, v = (numbers(total, heads, columns, dtype=BF16) for columns in (depth, 128, 128))
+        q, k, v = (numbers(total, heads, columns, dtype=wide) for columns in (depth, 128, 128))
         chunk = draw.random() < 0.5
         vllm.flash_attn_varlen_diff_headdims(
-            q, vllm.concat_k_nope_k_pe(k, numbers(total, 1, 64, dtype=BF16)), v,
+            q, vllm.concat_k_nope_k_pe(k, numbers(total, 1, 64, dtype=wide)), v,
             return_softmax_lse=chunk or draw.random() < 0.5, causal=not chunk,
             cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=queries, max_seqlen_k=queries,
         )  # fmt: skip
@@ -154,7 +155,7 @@ def a_call(draw, model: dict, options: dict) -> None:
         )
         given = dict(cu_seqlens_q=ends, max_seqlen_q=queries) if packed else {}
         if new:
-            of_new = draw.choice((cache, BF16))
+            of_new = draw.choice((cache, wide))
             given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}
             if packed:
                 given["cu_seqlens_k_new"] = ends
@@ -168,6 +169,7 @@ def a_call(draw, model: dict, options: dict) -> None:
     k, v = (numbers(*rows, heads_kv, depth, dtype=cache) for _ in "kv")
     where = dict(cu_seqlens_k=ends) if kind == "packed" else dict(seqused_k=used, block_table=table)
     most = queries if kind == "packed" else keys
+    out = numbers(*q.shape, dtype=wide)
     given = splits(draw)
     if kind == "cascade":  # a prefix that all queries see, as one sequence, or the keys after it
         given.pop("tokens_per_split", None)
@@ -184,12 +186,12 @@ def a_call(draw, model: dict, options: dict) -> None:
         flash_attn_varlen_func(
             q, k, v, ends, where.get("cu_seqlens_k"), queries, most,
             seqused_k=where.get("seqused_k"), page_table=where.get("block_table"), causal=True,
-            window_size=tuple(window), learnable_sink=sink, **common, **given, **invariant,
+            window_size=tuple(window), learnable_sink=sink, out=out, **common, **given, **invariant,
         )  # fmt: skip
         return
     vllm.flash_attn_varlen_func(
         q, k, v, queries, ends, most, **where, causal=True, window_size=window, s_aux=sink,
-        out=numbers(*q.shape, dtype=BF16), **common, **given,
+        out=out, **common, **given,
     )  # fmt: skip
 
 
@@ -216,18 +218,20 @@ def test_no_call_asks_for_a_kernel_that_the_list_lacks(name, invariant, monkeypa
     assert not missing(listed, [(model, options)], invariant, monkeypatch, CALLS // len(MODELS))
 
 
+@pytest.mark.parametrize("wide", [BF16, torch.float16])
 @pytest.mark.parametrize("kv_dtype", [None, "e4m3"])
 @pytest.mark.parametrize("name", SERVICES)
 def test_no_call_of_a_service_asks_for_a_kernel_that_the_list_of_its_config_json_lacks(
-    name, kv_dtype, tmp_path, monkeypatch
+    name, kv_dtype, wide, tmp_path, monkeypatch
 ):
     """With an FP8 cache q has 16 bits or, quantized by the service, 8; without a cache everything has 16."""
     model, options = MODELS[name]
+    options = options | {"wide": wide}
     of_first, of_cached, asked = SERVICES[name]
     first, cached = {"calls": (of_first,)}, {"calls": of_cached}
     first |= PREFILL if of_first == "prefill" else {}
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(PUBLISHED[name][0]))
+    path.write_text(json.dumps(PUBLISHED[name][0] | {"torch_dtype": str(wide)}))
     page_size = model["page_sizes"][0]
     entries = hf_config.models_of(path, page_size=page_size, kv_dtype=kv_dtype, calls=asked)
     listed = {config for said in entries for config in entry.configs_of("model", said, name)}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cute_fa4.compiler.policy import QUANTIZE_IN_LISTS
 from cute_fa4.dtypes import CACHED, QUANTIZED, UNQUANTIZED, is_quantized, row_of
 from cute_fa4.scales import ROW, Scales
 
-BEFORE = "before"
+BEFORE = QUANTIZE_IN_LISTS[-1]
 """q_quantize of a model whose calls get q quantized already."""
 
 WITHOUT_OUT = ("cascade", "latent")

@@ -117,10 +117,10 @@ def configs_for_model(
     masks = masks_of(causal, windows, chunk)
     dtypes = Dtypes(dtype, kv_dtype, o_dtype, Scales.of(descales))
     dtypes.check(calls)
+    policy.check_quantize(q_quantize, policy.QUANTIZE_IN_LISTS)
     if q_quantize == BEFORE:
         parts = [configs_for_model(**given | each) for each in dtypes.quantised_before(calls)]
         return list(dict.fromkeys(itertools.chain(*parts)))
-    policy.check_quantize(q_quantize)
     policy.check_batch_invariant(batch_invariant)
     plain = sizes | dtypes.of_problem() | _scores(sink, softcap) | {"arch": arch}
     shared = plain | policy.of_schedules(batch_invariant)

@@ -72,7 +72,11 @@ EXPONENTIAL_VARIABLE = "CUTE_FA4_EXPONENTIAL"
 PDL_VARIABLE = "CUTE_FA4_PDL"
 INVARIANT_VARIABLE = "CUTE_FA4_BATCH_INVARIANT"
 
-QUANTIZE = ("auto", "never")  # of q_quantize, besides None
+QUANTIZE = ("auto", "never")  # q_quantize of a call, besides None
+QUANTIZE_IN_LISTS = (
+    *QUANTIZE,
+    "before",
+)  # of a list of a model's kernels: also calls whose q has 8 bits already
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -111,11 +115,11 @@ def queries() -> str:
     return environment.choice(QUERIES_VARIABLE, "auto", "never", "quantised")
 
 
-def check_quantize(q_quantize) -> None:
-    """Raise ValueError unless q_quantize has an accepted value."""
-    if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
+def check_quantize(q_quantize, accepted: tuple = QUANTIZE) -> None:
+    """Raise ValueError unless q_quantize has an accepted value. accepted: QUANTIZE or QUANTIZE_IN_LISTS."""
+    if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in accepted)):
         raise ValueError(
-            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which lengths decide "
+            f"q_quantize: {q_quantize!r}; accepted: {', '.join(map(repr, accepted))}, or None, which lengths decide "
             "(docs/serving/eight_bits.md)"
         )
 

@@ -306,6 +306,8 @@ def test_queries_that_are_quantized_before_the_call_have_the_dtype_of_the_cache(
     shape = dict(head_dim=64, heads_q=8, heads_kv=2, calls=("paged", "kvcache"))
     before = configs_for_model(**shape, dtype="fp16", kv_dtype="e4m3", q_quantize="before")
     assert before == configs_for_model(**shape, dtype="e4m3", o_dtype="fp16")
+    with pytest.raises(ValueError, match="q_quantize: 'now'; accepted: 'auto', 'never', 'before'"):
+        configs_for_model(**shape, kv_dtype="e4m3", q_quantize="now")
     for kv_dtype in (None, "e2m1"):
         with pytest.raises(
             ValueError, match="'before' with kv_dtype=.*accepted: kv_dtype e4m3 or e5m2"

@@ -28,8 +28,14 @@ from cute_fa4 import interface, mla
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
 from cute_fa4.dtypes import E4M3
+from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.invariance import VLLM, asked_by
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+
+NAMES = {
+    "page_table": "block_table", "learnable_sink": "s_aux", "return_lse": "return_softmax_lse",
+    "o_scale": "output_scale", "aux_tensors": "dynamic_causal",
+}  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -108,10 +114,11 @@ def flash_attn_varlen_func(
         raise ValueError(
             "cu_seqlens_k, seqused_k: both or neither; accepted: cu_seqlens_k for packed keys, seqused_k for pages"
         )
-    return interface.flash_attn_varlen_func(
+    return asked(
+        interface.flash_attn_varlen_func, NAMES,
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         seqused_k=seqused_k, page_table=block_table, num_splits=num_splits, batch_invariant=asked_by(VLLM),
-        softmax_scale=softmax_scale, window_size=window_size,  # type: ignore[arg-type]  # a list, like theirs
+        softmax_scale=softmax_scale, window_size=window_size,
         softcap=softcap, learnable_sink=s_aux, return_lse=return_softmax_lse,
         **_of_output(q, v, out, output_scale), **_mask_of(causal, dynamic_causal, cu_seqlens_q),
         **_scales(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale),
@@ -193,7 +200,8 @@ def flash_attn_varlen_diff_headdims(
     given = _of_output(q, v, out, output_scale)
     if isinstance(k, KeysApart):
         k, given["k_rope"] = k
-    return interface.flash_attn_varlen_func(
+    return asked(
+        interface.flash_attn_varlen_func, NAMES,
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale=softmax_scale, causal=causal,
         return_lse=return_softmax_lse, batch_invariant=asked_by(VLLM),

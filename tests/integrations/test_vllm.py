@@ -204,6 +204,18 @@ REFUSED = {
     "another version": (dict(fa_version=1), ValueError, "fa_version: 1; accepted: 2, 3 or 4"),
     "both lengths": (dict(cu_seqlens_k=int32([0, 20, 50])), ValueError, "both or neither"),
     "no length": (dict(seqused_k=None, block_table=None), ValueError, "both or neither"),
+    "pages": (dict(block_table=X[0]), TypeError, "block_table: dtype torch.float32; accepted"),
+    "sinks": (dict(s_aux=X[0, 0]), ValueError, "s_aux: shape (64,); accepted"),
+    "the log-sum-exp": (
+        dict(return_softmax_lse=1),
+        TypeError,
+        "return_softmax_lse: 1; accepted: True or False",
+    ),
+    "scales of out": (
+        dict(output_scale=torch.ones(3)),
+        ValueError,
+        "output_scale: shape (3,); accepted: one number",
+    ),
     "half a window": (dict(window_size=[3]), ValueError, "window_size: [3]"),
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
-    asked,
     base_2,
     caches_of,
     check_layout,

@@ -11,7 +11,8 @@ import torch
 from cute_fa4 import mla
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_rank
-from cute_fa4.integrations.flashinfer.words import as_int32, asked, base_2, one_number, sink_of
+from cute_fa4.integrations.callers_names import asked
+from cute_fa4.integrations.flashinfer.words import as_int32, base_2, one_number, sink_of
 from cute_fa4.integrations.invariance import SGLANG, VLLM, asked_by
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import shown

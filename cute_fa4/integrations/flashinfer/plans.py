@@ -17,10 +17,10 @@ import torch
 
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer.batches import PACKED, attend_pages
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
-    asked,
     check_layout,
     out_of,
     scales_of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import OUT_OF
+from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer.plans import (
     NAMES,
     Paged,
@@ -18,7 +19,6 @@ from cute_fa4.integrations.flashinfer.plans import (
 )
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
-    asked,
     base_2,
     caches_of,
     out_of,

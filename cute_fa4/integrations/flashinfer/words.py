@@ -6,21 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
-from cute_fa4.system.messages import named_as, shown
+from cute_fa4.system.messages import shown
 
 LAYOUTS = ("NHD", "HND")
-
-
-def asked(function, names: dict, *args, **options):
-    """function(*args, **options); errors use the caller's names. names: inner name -> caller's name."""
-    if is_dynamo_compiling():  # Dynamo breaks the graph with the unchanged message
-        return function(*args, **options)
-    with named_as(names):
-        return function(*args, **options)
 
 
 def check_layout(kv_layout) -> None:

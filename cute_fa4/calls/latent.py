@@ -133,6 +133,7 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
     else:
         of_queries = listed[:, None] if listed.dim() == 1 else listed
         lengths = of_queries.clamp(0, table.shape[1]).expand(q.shape[:2]).reshape(queries)
+        lengths = lengths.contiguous()  # with a batch of 1 it is a view of stride 0
     return {
         "q": _alone("q", q),
         "k_cache": _keys_alone(cache),

@@ -148,6 +148,9 @@ def test_topk_length_cuts_each_list_where_flash_mla_has_it(call, monkeypatch):
     for function in (flash_mla_with_kvcache, vllm.flash_mla_with_kvcache):
         function(call["q"], call["k_cache"], *rest, few)
     assert [found.tolist() for found in asked] == [[3, 3, 2, 2]] * 2
+    alone = call["q"][:1], call["k_cache"]  # one sequence, as vLLM's sparse backend has
+    flash_mla_with_kvcache(*alone, None, None, indices=listed[:1], topk_length=few[:1])
+    assert asked[2].tolist() == [3, 3] and asked[2].is_contiguous()
     with pytest.raises(ValueError, match="topk_length: given without indices"):
         flash_mla_with_kvcache(**call, topk_length=few)
     with pytest.raises(ValueError, match=r"topk_length: shape \(1,\).*accepted: \(2,\)"):

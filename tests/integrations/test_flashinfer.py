@@ -414,7 +414,20 @@ REFUSED = {
     "sinks of a run": (by_wrapper_of_decode, STEP, dict(sinks=torch.zeros(3)), ValueError, "sinks: shape (3,)"),
     "lengths": (by_context, MIXED, dict(seq_lens=int32([1])), ValueError, "seq_lens: "),
     "a scale": (by_decode, STEP, dict(bmm1_scale=0.0), ValueError, "bmm1_scale: 0.0"),
-    "a small lse": (by_context, MIXED, dict(lse=torch.zeros(3)), ValueError, "lse: shape (3,)"),
+    "a small lse": (
+        by_decode, STEP, dict(lse=torch.zeros(3)), ValueError, "lse: shape (3,), dtype torch.float32; accepted: (3, 4)",
+    ),
+    "no tensors": (by_context, MIXED, dict(kv_cache=(1, 2)), TypeError, "kv_cache: an int; accepted: a torch.Tensor"),
+    "a window": (by_decode, STEP, dict(window_left="3"), TypeError, "window_left: '3'; accepted: an int"),
+    "a window of a run": (by_wrapper_of_decode, STEP, dict(window_left=1.5), TypeError, "window_left: 1.5; accepted"),
+    "a scale of out": (by_decode, STEP, dict(o_scale=torch.ones(1)), NotImplementedError, "o_scale: a Tensor"),
+    "values of others": (
+        by_wrapper_of_ragged, MIXED, dict(planned=dict(head_dim_vo=32)), ValueError, "head_dim_vo: 64 in run; ",
+    ),
+    "pages of others": (
+        by_wrapper_of_prefill, MIXED, dict(planned=dict(head_dim_vo=128)), ValueError, "head_dim_vo: 64 in run; ",
+    ),
+    "a batch": (by_context, MIXED, dict(batch_size="2"), TypeError, "batch_size: '2'; accepted: an int"),
 }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from cute_fa4.integrations.flashinfer.words import (
     base_2,
     caches_of,
     check_layout,
+    check_no_scale_of_out,
+    check_number,
     check_table,
     out_of,
     scales_of,
@@ -87,10 +89,7 @@ def trtllm_batch_decode_with_kv_cache(
         enable_block_sparse_attention=enable_block_sparse_attention,
         bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode, enable_pdl=enable_pdl,
     )  # fmt: skip
-    if o_scale not in (None, 1.0):
-        raise NotImplementedError(
-            f"o_scale: {shown(o_scale)}; accepted: 1.0; multiply bmm2_scale instead"
-        )
+    check_no_scale_of_out(o_scale, "bmm2_scale")
     check_is_tensor("query", query)
     check_rank("query", query, PACKED)
     if bmm1_scale_log2 is not None:
@@ -157,9 +156,10 @@ def trtllm_batch_context_with_kv_cache(
     check_is_tensor("query", query)
     check_rank("query", query, PACKED)
     offsets = as_int32("cum_seq_lens_q", cum_seq_lens_q)
+    check_number("batch_size", batch_size)
     if offsets.shape != (batch_size + 1,):
         raise ValueError(
-            f"cum_seq_lens_q: shape {tuple(offsets.shape)} with batch_size={shown(batch_size)}; accepted: "
+            f"cum_seq_lens_q: shape {tuple(offsets.shape)} with batch_size={batch_size}; accepted: "
             f"({batch_size + 1},)"
         )
     options = {

@@ -43,7 +43,7 @@ class Plan:
     """The arguments of plan. run checks heads and depths."""
 
     heads: tuple[int, int]
-    depth: int
+    depth: int  # of q and k
     dtypes: tuple  # of q, of keys, of out
     sm_scale: float
     window: tuple[int, int]
@@ -54,6 +54,7 @@ class Plan:
     max_queries: int | None = None
     table: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
+    depth_v: int | None = None  # None: any
 
 
 class Wrapper:
@@ -96,7 +97,7 @@ class Wrapper:
             )
         return kept.copy_(tensor, non_blocking=True)
 
-    def _planned(self, q, k) -> Plan:
+    def _planned(self, q, k, v) -> Plan:
         """The plan, checked against the tensors of a run."""
         plan = self._plan
         if plan is None:
@@ -104,10 +105,12 @@ class Wrapper:
         check_is_tensor("q", q)
         check_rank("q", q, PACKED)
         check_is_tensor("k", k)
+        check_is_tensor("v", v)
         heads = q.shape[1], k.shape[1 if k.dim() == 4 and self._kv_layout == "HND" else -2]
         for name, found, planned in (
             ("num_qo_heads, num_kv_heads", heads, plan.heads),
             ("head_dim", (q.shape[-1], k.shape[-1]), (plan.depth, plan.depth)),
+            ("head_dim_vo", v.shape[-1], plan.depth_v or v.shape[-1]),
             ("q_data_type, kv_data_type", (q.dtype, k.dtype), plan.dtypes[:2]),
         ):
             if found != planned:
@@ -207,7 +210,7 @@ class Paged(Wrapper):
     def _run(self, q, caches, scales, outs, window_left, sinks, queries):
         """outs: (out, lse, return_lse)."""
         k, v = caches
-        plan = self._planned(q, k)
+        plan = self._planned(q, k, v)
         left, right = plan.window
         options = dict(
             window_size=window_of(left if window_left is None else window_left, right),

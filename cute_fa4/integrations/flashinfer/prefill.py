@@ -21,6 +21,7 @@ from cute_fa4.integrations.flashinfer.words import (
     as_int32,
     base_2,
     caches_of,
+    check_no_scale_of_out,
     out_of,
     window_of,
 )
@@ -125,7 +126,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
             paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size, block_tables, seq_lens
         )  # fmt: skip
         self._plan = Plan(
-            heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, sm_scale=scale_of(sm_scale, head_dim_qk),
+            heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, depth_v=head_dim_vo,
+            sm_scale=scale_of(sm_scale, head_dim_qk),
             dtypes=dtypes_of(q_data_type, kv_data_type, o_data_type), window=(window_left, 0 if causal else -1),
             options=options_of(logits_soft_cap, disable_split_kv, fixed_split_size, page_size),
             **pages, **self._of_queries(qo_indptr),
@@ -260,7 +262,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
         if o_data_type is None:  # FlashInfer's default for 8-bit queries
             of_out = OUT_OF.get(of_out, of_out)
         self._plan = Plan(
-            heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, sm_scale=scale_of(sm_scale, head_dim_qk),
+            heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, depth_v=head_dim_vo,
+            sm_scale=scale_of(sm_scale, head_dim_qk),
             dtypes=(q, kv, of_out), window=(window_left, 0 if causal else -1),
             options=options_of(logits_soft_cap, disable_split_kv, fixed_split_size, 1),
             key_offsets=self._stored("kv_indptr", as_int32("kv_indptr", kv_indptr)), **self._of_queries(qo_indptr),
@@ -286,11 +289,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
     ):
         """(tokens, heads, head_dim) over packed keys and values -> out, or (out, lse)."""
         check_run(args, kv_cache_sf, None, enable_pdl)
-        if o_scale not in (None, 1.0):
-            raise NotImplementedError(
-                f"o_scale: {o_scale}; accepted: 1.0; multiply v_scale instead"
-            )
-        plan = self._planned(q, k)
+        check_no_scale_of_out(o_scale, "v_scale")
+        plan = self._planned(q, k, v)
         wanted = return_lse or lse is not None
         results = asked(
             interface.flash_attn_varlen_func, NAMES,

@@ -24,6 +24,8 @@ def caches_of(name: str, cache) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(cache, (tuple, list)):
         if len(cache) != 2:
             raise ValueError(f"{name}: {len(cache)} tensors; accepted: two, keys and values")
+        for each in cache:
+            check_is_tensor(name, each)
         return tuple(cache)
     check_is_tensor(name, cache)
     if cache.dim() != 5 or cache.shape[1] not in (1, 2):
@@ -111,16 +113,33 @@ def base_2(lse: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
     if into is None:
         return rows * math.log2(math.e)
     if into.dtype is not torch.float32 or into.numel() != rows.numel():
+        of_tokens = (rows.shape[:-1].numel(), rows.shape[-1])
         raise ValueError(
-            f"lse: shape {tuple(into.shape)}, dtype {into.dtype}; accepted: {tuple(rows.shape)}, torch.float32"
+            f"lse: shape {tuple(into.shape)}, dtype {into.dtype}; accepted: {of_tokens}, torch.float32"
         )
     return torch.mul(rows.reshape(into.shape), math.log2(math.e), out=into)
 
 
 def window_of(window_left, window_right) -> tuple[int | None, int | None]:
-    """-1: open."""
+    """-1 or None: open."""
+    for name, side in (("window_left", window_left), ("window_right", window_right)):
+        if side is not None:
+            check_number(name, side)
     left, right = (None if x is None or x < 0 else x for x in (window_left, window_right))
     return left, right
+
+
+def check_number(name: str, value) -> None:
+    if not hasattr(value, "__index__") or isinstance(value, (bool, torch.Tensor)):
+        raise TypeError(f"{name}: {shown(value)}; accepted: an int")
+
+
+def check_no_scale_of_out(o_scale, instead: str) -> None:
+    """A tensor is not read, which would wait for the device."""
+    if o_scale is not None and (isinstance(o_scale, torch.Tensor) or o_scale != 1.0):
+        raise NotImplementedError(
+            f"o_scale: {shown(o_scale)}; accepted: 1.0; multiply {instead} instead"
+        )
 
 
 def check_table(block_tables, uses_shared_paged_kv_idx) -> torch.Tensor:

@@ -30,41 +30,27 @@ def sent_per_row(
     head_dim: int,
     itemsize: int = 2,
     head_dim_v: int | None = None,
+    backward: bool = False,
 ) -> float:
     """Bytes that a rank sends for each of its rows of a sequence, without a window.
 
+    backward   of the backward pass instead, without a gradient of the log-sum-exp
+
     >>> sent_per_row("ring", 8, 32, 8, 128), sent_per_row("all_to_all", 8, 32, 8, 128)
     (28672.0, 18032.0)
+    >>> [sent_per_row(layout, 8, 32, 8, 128, backward=True) for layout in ("ring", "all_to_all")]
+    [86016.0, 17920.0]
     """
     columns = head_dim + (head_dim_v or head_dim)
+    sums = 4 if backward else 0  # dK and dV in float32
     if layout in ("ring", "all_gather"):
-        return float((ranks - 1) * heads_kv * columns * itemsize)
+        return float((ranks - 1) * heads_kv * columns * (itemsize + sums))
     if layout != "all_to_all":
         raise ValueError(f"layout: {layout!r}; accepted: 'ring', 'all_gather', 'all_to_all'")
-    elements = (heads_q + max(heads_kv, ranks)) * columns
-    return (ranks - 1) / ranks * (elements * itemsize + 4 * heads_q)
-
-
-def sent_back_per_row(
-    layout: str,
-    ranks: int,
-    heads_q: int,
-    heads_kv: int,
-    head_dim: int,
-    itemsize: int = 2,
-    head_dim_v: int | None = None,
-) -> float:
-    """The same for the backward pass, without a gradient of the log-sum-exp.
-
-    >>> sent_back_per_row("ring", 8, 32, 8, 128), sent_back_per_row("all_to_all", 8, 32, 8, 128)
-    (86016.0, 17920.0)
-    """
-    once = sent_per_row(layout, ranks, heads_q, heads_kv, head_dim, itemsize, head_dim_v)
-    if layout != "all_to_all":
-        return once * (itemsize + 4) / itemsize
-    of_keys = itemsize if ranks <= heads_kv else 4
+    of_keys = sums if backward and ranks > heads_kv else itemsize
     elements = heads_q * itemsize + max(heads_kv, ranks) * of_keys
-    return (ranks - 1) / ranks * elements * (head_dim + (head_dim_v or head_dim))
+    of_lse = 0 if backward else 4 * heads_q
+    return (ranks - 1) / ranks * (elements * columns + of_lse)
 
 
 def sent_per_query(

@@ -9,7 +9,6 @@ import torch
 from benchmarks import context_parallel as benchmark
 from cute_fa4.distributed.volume import (
     rows_that_hide_a_hop,
-    sent_back_per_row,
     sent_per_query,
     sent_per_row,
 )
@@ -40,7 +39,7 @@ def test_a_rank_sends_what_the_formula_says_backward(pool, layout, ranks, heads_
     shapes = (1, 24 * ranks, 8, 64), (1, 24 * ranks, heads_kv, 64)
     options = {"layout": layout, "backend": "sdpa", "causal": True, "head_dim_v": 48}
     arguments = *shapes, torch.bfloat16, options
-    expected = 24 * sent_back_per_row(layout, ranks, 8, heads_kv, 64, head_dim_v=48)
+    expected = 24 * sent_per_row(layout, ranks, 8, heads_kv, 64, head_dim_v=48, backward=True)
     sent = [result[-1] for result in pool.run(cases.differentiate, arguments, ranks)]
     assert sent == [expected] * ranks
 

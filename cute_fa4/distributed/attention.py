@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from operator import index
+from typing import NamedTuple
 
 import torch
 
@@ -88,11 +89,14 @@ def context_parallel_attention(
 
     def checked() -> dict:
         refuse_invariance("context_parallel_attention", batch_invariant)
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
+        tensors = {"q": q, "k": k, "v": v}
+        for name, tensor in tensors.items():
             check_is_tensor(name, tensor)
-        options, documents = _checked(
-            ranks, q, k, v, layout, order, cu_seqlens, check, stages, return_lse,
-            softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+        choices = _Choices(layout, order, check, stages, return_lse)
+        choices.check()
+        documents = _checked_rows(ranks, tensors, choices, cu_seqlens)
+        options = resolve(
+            q, gradients=True, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
             learnable_sink=learnable_sink, softcap=softcap,
         )  # fmt: skip
         cap = float(softcap or 0.0)
@@ -131,23 +135,38 @@ def refuse_invariance(function: str, batch_invariant) -> None:
         )
 
 
-def _checked(
-    ranks: Ranks, q, k, v, layout, order, cu_seqlens, check, stages, return_lse, **options
-) -> tuple[Options, tuple[int, ...] | None]:
-    """Check the arguments that this rank can check, and refuse them by name."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout: {layout!r}; accepted: {', '.join(map(repr, LAYOUTS))}")
-    if check not in CHECKS:
-        raise ValueError(f"check: {check!r}; accepted: {', '.join(map(repr, CHECKS))}")
-    if type(return_lse) is not bool:
-        raise TypeError(f"return_lse: a {type(return_lse).__name__}; accepted: True or False")
-    if isinstance(stages, bool) or not hasattr(stages, "__index__"):
-        raise TypeError(f"stages: a {type(stages).__name__}; accepted: 1 to {MAX_STAGES}")
-    if not 1 <= index(stages) <= MAX_STAGES:
-        raise ValueError(f"stages: {stages}; accepted: 1 to {MAX_STAGES}")
-    check_order(order)
+class _Choices(NamedTuple):
+    """How the ranks divide a call, and whether it returns the log-sum-exp."""
+
+    layout: str
+    order: str
+    check_of_ranks: str
+    stages: int
+    return_lse: bool
+
+    def check(self) -> None:
+        """Refuse values that are not accepted, by the names of the arguments."""
+        layout, order, check, stages, return_lse = self
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout: {layout!r}; accepted: {', '.join(map(repr, LAYOUTS))}")
+        if check not in CHECKS:
+            raise ValueError(f"check: {check!r}; accepted: {', '.join(map(repr, CHECKS))}")
+        if type(return_lse) is not bool:
+            raise TypeError(f"return_lse: a {type(return_lse).__name__}; accepted: True or False")
+        if isinstance(stages, bool) or not hasattr(stages, "__index__"):
+            raise TypeError(f"stages: a {type(stages).__name__}; accepted: 1 to {MAX_STAGES}")
+        if not 1 <= index(stages) <= MAX_STAGES:
+            raise ValueError(f"stages: {stages}; accepted: 1 to {MAX_STAGES}")
+        check_order(order)
+
+
+def _checked_rows(
+    ranks: Ranks, tensors: dict, choices: _Choices, cu_seqlens
+) -> tuple[int, ...] | None:
+    """Check the rows and heads that this rank has; the ends of the documents. tensors: q, k, v."""
+    q, k, _ = tensors.values()
     axes = AXES[4 if cu_seqlens is None else 3]
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    for name, tensor in tensors.items():
         check_rank(name, tensor, axes)
         rows = tensor.shape[-3]
         if not rows:
@@ -155,11 +174,11 @@ def _checked(
                 f"{name}: 0 rows on rank {ranks.rank}; accepted: equally many on every rank, at least 1; pad the "
                 "sequence and pass cu_seqlens=[0, its length]"
             )
-        check_rows(f"{name}: {rows} rows", rows * ranks.size, ranks.size, order)
+        check_rows(f"{name}: {rows} rows", rows * ranks.size, ranks.size, choices.order)
     documents = None if cu_seqlens is None else _documents(cu_seqlens, q, k, ranks.size)
-    if layout == "all_to_all":
+    if choices.layout == "all_to_all":
         _check_heads(q.shape[-2], k.shape[-2], ranks.size)
-    return resolve(q, **options, gradients=True), documents
+    return documents
 
 
 def _documents(cu_seqlens, q, k, ranks: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -151,10 +151,8 @@ def decode_attention(
         every = run.all_heads(q)
         asked["every"] = every
         band = band_of(options)
-        asked["cache"] = cache = _cache(
-            ranks, step, band, every, k_cache, v_cache, cache_seqlens, page_table, kv_layout,
-            cu_seqlens_q, max_seqlen_q,
-        )  # fmt: skip
+        where = _Where(cache_seqlens, page_table, kv_layout, cu_seqlens_q, max_seqlen_q)
+        asked["cache"] = cache = _cache(ranks, step, band, every, (k_cache, v_cache), where)
         run.backend.check_cache(every, cache, run.softcap)
         return _words(q, k_cache, cache_seqlens, step, band, run, backend) | {"check": check}
 
@@ -238,19 +236,28 @@ def _place(interleave: int, ranks: int, rank: int, band: Band, device) -> torch.
     return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
-def _cache(
-    ranks: Ranks, step: int, band: Band, q, k, v, cache_seqlens, page_table, kv_layout,
-    cu_seqlens_q, max_seqlen_q,
-) -> Cache:  # fmt: skip
-    queries = q.shape[1] if cu_seqlens_q is None else cu_seqlens_q.diff()
-    alone = cu_seqlens_q is None and q.shape[1] == 1 and band.left is None
+class _Where(NamedTuple):
+    """Lengths, pages and offsets of a call, by the names of its arguments."""
+
+    cache_seqlens: torch.Tensor
+    page_table: torch.Tensor | None
+    kv_layout: str
+    cu_seqlens_q: torch.Tensor | None
+    max_seqlen_q: int | None
+
+
+def _cache(ranks: Ranks, step: int, band: Band, q, caches: tuple, where: _Where) -> Cache:
+    offsets, lengths = where.cu_seqlens_q, where.cache_seqlens
+    queries = q.shape[1] if offsets is None else offsets.diff()
+    alone = offsets is None and q.shape[1] == 1 and band.left is None
+    k, v = caches
     return Cache(
         k, v,
-        local_lengths(cache_seqlens, ranks.rank, ranks.size, step),
-        (cache_seqlens - queries).to(torch.int32),
+        local_lengths(lengths, ranks.rank, ranks.size, step),
+        (lengths - queries).to(torch.int32),
         _place(step, ranks.size, ranks.rank, band, q.device),
         not (alone or band == Band()),
-        page_table, kv_layout, cu_seqlens_q, max_seqlen_q,
+        where.page_table, where.kv_layout, offsets, where.max_seqlen_q,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ remains is attention of many query heads over one key head, whose first 512 colu
 
 The kernel reads a row once for both products (sm100/latent/), or one half in each of two SMs (sm100/latent/pair/).
 Rows of 656 bytes, which include scales and RoPE columns, are dequantized in the CTA (sm100/latent/dequantized/,
-latent/pair_dequantized/).
+latent/pair_dequantized/). So are rows of 576 8-bit values under a q that keeps 16 bits (q_quantize="never").
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def flash_mla_with_kvcache(
     workspace: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
+    q_quantize: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
@@ -88,7 +89,8 @@ def flash_mla_with_kvcache(
     k_cache         (num_pages, page_size, 1, 576), or (num_pages, page_size, 1, 656) for rows of 656 bytes. Strides are
                     free if all rows are at multiples of one stride.
                     Any page size; multiples of 8 are copied in boxes, other sizes four rows at a time. q's dtype, or
-                    float8: a 16-bit q is then quantized with one scale per query and head. Rows of 656
+                    float8: a 16-bit q is then quantized with one scale per query and head, or stays as it is
+                    (q_quantize). Rows of 656
                     bytes, of float8_e4m3fn, uint8 or int8, are FlashMLA's FP8 cache and vLLM's fp8_ds_mla: 512 values
                     in e4m3, 4 float32 scales for 128 values each, and 64 RoPE values in bf16. They need a bf16 q,
                     and only the 512 values have 8-bit errors
@@ -118,6 +120,9 @@ def flash_mla_with_kvcache(
     tokens_per_split, batch_invariant, workspace, out   as in flash_attn_varlen_func
     learnable_sink  (heads,), float32, bf16 or fp16: one logit per head that takes weight but has no value, in natural
                     units, independent of softmax_scale
+    q_quantize      for a 16-bit q over a float8 k_cache of 576 columns. "never": q stays unchanged, and the kernel
+                    dequantizes the cache, with the error of 16 bits (docs/serving/eight_bits.md). "auto": q is
+                    quantized. None: the same, unless CUTE_FA4_FP8_QUERIES=never
 
     The parameters up to extra_topk_length have FlashMLA's names and order.
 
@@ -138,7 +143,7 @@ def flash_mla_with_kvcache(
             num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
             indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
             tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
-            learnable_sink=sink,
+            learnable_sink=sink, q_quantize=q_quantize,
         )  # fmt: skip
         if is_dynamo_compiling():
             found, lse = flash_mla_with_kvcache(**given)
@@ -151,6 +156,7 @@ def flash_mla_with_kvcache(
     if head_dim_v != LATENT_DEPTHS[1]:
         raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
     policy.check_batch_invariant(batch_invariant)
+    policy.check_quantize(q_quantize)
     of_rows = has_rows(k_cache)
     if of_rows:
         k_cache = rows_of(k_cache, q, descale_q, descale_k)
@@ -164,13 +170,14 @@ def flash_mla_with_kvcache(
             q, k_cache, call, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
             descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split,
             batch_invariant=batch_invariant, workspace=workspace, learnable_sink=learnable_sink,
+            q_quantize=q_quantize,
         )  # fmt: skip
     if is_dynamo_compiling() or workspace is not None or is_traced(q):
         given = dict(
             q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
             softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split,
             batch_invariant=batch_invariant, out=out, descale_q=descale_q, descale_k=descale_k,
-            learnable_sink=learnable_sink,
+            learnable_sink=learnable_sink, q_quantize=q_quantize,
         )  # fmt: skip
         if is_dynamo_compiling() or is_traced(q):
             return _through_operator(given | {"workspace": workspace})
@@ -179,7 +186,7 @@ def flash_mla_with_kvcache(
     check_latent_tensors(q, k_cache, block_table, cache_seqlens, out)
     if autocast.is_any_enabled():
         (q,) = autocast.cast(q)
-    if are_wide(q, k_cache) and not of_rows:
+    if are_wide(q, k_cache) and not (of_rows or policy.stays_over_latent(q_quantize)):
         with names():
             q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
     choices = (
@@ -293,7 +300,8 @@ def _through_operator(given: dict):
     try:
         (q,) = autocast.cast(given["q"])
         descale_q, out = given.pop("descale_q"), given["out"]
-        if are_wide(q, given["k_cache"]) and not has_rows(given["k_cache"]):
+        stays = policy.stays_over_latent(given.pop("q_quantize")) or has_rows(given["k_cache"])
+        if are_wide(q, given["k_cache"]) and not stays:
             with names():
                 cache = given["k_cache"]
                 q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)

@@ -195,6 +195,18 @@ VARIANTS = {
         "scale_dtype": "f32",
         "latent": True,
     },
+    "latent of 8 bits, queries of 16": {
+        **PAGES,
+        "page_size": 64,
+        "group": 16,
+        "head_dim": 576,
+        "head_dim_v": 512,
+        "pack_gqa": True,
+        "family": "mla_widen",
+        "kv_dtype": "e4m3",
+        "descales": "kv",
+        "latent": True,
+    },
     "latent rows pair": {
         **PAGES,
         "page_size": 64,

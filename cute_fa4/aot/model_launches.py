@@ -69,23 +69,25 @@ def latent(
     masks: list,
     page_sizes: tuple,
     invariant: bool | None = None,
-    of_rows: bool = False,
+    stored: dict | None = None,
 ) -> list:
-    """The kernels of flash_mla_with_kvcache, which always return the log-sum-exp."""
+    """The kernels of flash_mla_with_kvcache, which always return the log-sum-exp.
+
+    stored: fields for the rows of the cache, where they differ from those of shared
+    """
     from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, config_for
     from cute_fa4.sm100.choose.launches import every_launch
-    from cute_fa4.sm100.latent.dequantized.schedule import STORED
 
     depth, depth_v = LATENT_DEPTHS
     if (shared["head_dim"], heads_kv) != (depth, 1):
-        call = "latent_rows" if of_rows else "latent"
+        call = "latent_rows" if (stored or {}).get("scale_dtype") else "latent"
         raise ValueError(
             f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
             "row of the latent cache, and heads_kv 1"
         )
     latent: dict[str, object] = {"head_dim_v": depth_v, "latent": True}
     latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
-    latent |= STORED if of_rows else {}
+    latent |= stored or {}
     found = []
     for mask, page in itertools.product(masks, page_sizes):
         problem = shared | latent | {"mask": mask, "page_size": page}

@@ -70,7 +70,8 @@ def configs_for_model(
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
                 None: as dtype
     q_quantize  in such calls, as the functions take it; None: calls that leave it open; "before": calls whose q has
-                kv_dtype already, and out dtype; latent and cascade calls, which get no out=, bf16
+                kv_dtype already, and out dtype; latent and cascade calls, which get no out=, bf16. Over latent caches
+                None is "auto", unless CUTE_FA4_FP8_QUERIES=never here
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
                 bits out alone
@@ -103,6 +104,7 @@ def configs_for_model(
     from cute_fa4.sm100.blueprint.tuning import load, using
     from cute_fa4.sm100.choose.choose_config import config_for
     from cute_fa4.sm100.choose.launches import every_launch
+    from cute_fa4.sm100.latent.dequantized.schedule import STORED
 
     if tuning is not None:
         with using(load(tuning)):
@@ -146,12 +148,13 @@ def configs_for_model(
             )
         for part in _parts_of_cascade(causal, sink):
             found += configs_for_model(**given | part)
+    of_latent = masks, page_sizes, batch_invariant
     if "latent" in calls:
-        quantised = shared | dtypes.quantised
-        found += model_launches.latent(quantised, heads_kv, masks, page_sizes, batch_invariant)
+        stays = policy.stays_over_latent(q_quantize)
+        stored = dtypes.dequantized if stays else dtypes.quantised
+        found += model_launches.latent(shared, heads_kv, *of_latent, stored)
     if "latent_rows" in calls:
-        of_rows = masks, page_sizes, batch_invariant, True
-        found += model_launches.latent(shared, heads_kv, *of_rows)
+        found += model_launches.latent(shared, heads_kv, *of_latent, STORED)
     if "kvcache" in calls:
         depths = sizes["head_dim"], sizes["head_dim_v"]
         found += model_launches.appends(dtypes, *depths, page_sizes, arch)

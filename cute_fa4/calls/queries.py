@@ -11,6 +11,7 @@
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
 Columns of q that meet a k_rope of 16 bits keep theirs, divided by the scale of the row (docs/decisions/0028).
+For flash_mla_with_kvcache policy.stays_over_latent decides.
 
 A row's largest number keeps all bits that the dtype has, whatever the other rows hold, and the softmax thread that owns
 the row multiplies its scores by its scale. q is left with three mantissa bits (e5m2: two), as keys and values are. It

@@ -33,7 +33,7 @@ CUTE_FA4_FP8_QUERIES: the treatment of 16-bit queries over an 8-bit cache in cal
     auto       the kernel dequantizes keys and values (dequantized/ of sm100/few_rows and two_tiles); more than 32 rows
                of queries are quantised first, if the accuracy of a row depends on no other sequence
                (calls/queries.py; default)
-    never      keys and values are dequantized, for any number of rows
+    never      keys and values are dequantized, for any number of rows; over latent caches, too
     quantised  the queries are quantised first, however few; also with q_quantize="auto"; for comparison
 
 CUTE_FA4_EXPONENTIAL: how kernels of two query tiles compute part of the exponentials of 8-bit tensors.
@@ -113,6 +113,14 @@ def dequantizes() -> bool:
 def queries() -> str:
     """The treatment of 16-bit queries over 8-bit keys: "auto", "never" or "quantised"."""
     return environment.choice(QUERIES_VARIABLE, "auto", "never", "quantised")
+
+
+def stays_over_latent(q_quantize) -> bool:
+    """Whether 16-bit queries over a latent cache of 8-bit columns stay so: only if the call or the setting says it.
+
+    Such a cache is faster where q is quantized: the tensor core multiplies it as it is stored.
+    """
+    return q_quantize == "never" or (q_quantize is None and queries() == "never")
 
 
 def check_quantize(q_quantize, accepted: tuple = QUANTIZE) -> None:

@@ -66,6 +66,11 @@ MODELS = {
         dict(head_dim=576, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent",)),
         {},
     ),
+    "DeepSeek V3, FP8 cache, queries of 16 bits": (
+        dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent",),
+             kv_dtype="e4m3", descales="kv", q_quantize="never"),
+        dict(descales="k", q_quantize="never"),
+    ),
     "DeepSeek V3.2 rows": (
         dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent_rows",)),
         {},
@@ -127,6 +132,7 @@ def a_call(draw, model: dict, options: dict) -> None:
             )
             return
         given = splits(draw) | invariant | scales
+        given |= {"q_quantize": options["q_quantize"]} if "q_quantize" in options else {}
         flash_mla_with_kvcache(q, stored, table[:64], used[:64], causal=True, **given)
         return
     common = {name: numbers(1, dtype=torch.float32) for name in

@@ -85,18 +85,21 @@ SHAPES = (
     Shape(1, head_dim=576, heads=16),
     Shape(1, head_dim=576, heads=128),
     Shape(1, head_dim=576, heads=16, of_rows=True, kv_dtype="e4m3"),
+    Shape(1, head_dim=576, heads=16, kv_dtype="e4m3", stays=True),
     Shape(1, head_dim=576, heads=48, of_rows=True, kv_dtype="e4m3"),
 )
 
 
 def chosen() -> dict[str, Shape]:
-    """name -> shape: a family, and variants with a dtype of q that scales P, and with a sink."""
+    """name -> shape: a family, and variants with a dtype of q that scales P, and with rows of another format."""
     found = {}
     for shape in SHAPES:
         name = shape.family
         found.setdefault(name, shape)
         if shape.dtype != found[name].dtype:
             found[f"{name} {shape.dtype}"] = shape
+        if shape.of_rows != found[name].of_rows:
+            found[f"{name} {shape.kv_dtype}"] = shape
     return found
 
 

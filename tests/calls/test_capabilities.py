@@ -186,6 +186,18 @@ def test_a_latent_cache_is_asked_about_by_its_name():
     assert {row.families for row in rows if row.runs} == {("mla_widenpair",)}
     few = capabilities(latent=True, group=16, is_fp8_kvcache=True, causal=True, return_lse=True)
     assert {row.families for row in few if row.runs} == {("mla_widen",)}
+    of_16 = dict(latent=True, kv_dtype="e4m3", dtype="bf16", causal=True, return_lse=True)
+    for said, families in (
+        (dict(group=16), ("mla_decode",)),  # q is quantized
+        (dict(group=16, q_quantize="never"), ("mla_widen",)),
+        (dict(group=128, q_quantize="auto"), ("mla_pair",)),
+        (dict(group=128, q_quantize="never"), ("mla_widen",)),
+    ):
+        assert {row.families for row in capabilities(**of_16, **said)} == {families}
+    [four] = capabilities(**of_16 | dict(kv_dtype="e2m1"), arch="sm_100a")
+    assert not four.runs and "kv_dtype='e2m1' with descales='', latent=True" in four.reasons[0]
+    with pytest.raises(TypeError, match="seqlen_k: with latent=True"):
+        capabilities(latent=True, seqlen_k=64)
     [other] = capabilities(
         latent=True, head_dim=320, head_dim_v=256, dtype="bf16", causal=True, return_lse=True, arch="sm_100a"
     )  # fmt: skip

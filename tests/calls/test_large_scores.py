@@ -12,11 +12,17 @@ import math
 import pytest
 import torch
 
-from cute_fa4.calls.operands.latent_rows import rows_from
 from cute_fa4.sm100.blueprint.problem import LARGEST_SCALE, LARGEST_SCORE_LOG2
 from tests.calls import shape_calls
 from tests.calls.shapes import CHOSEN, LATENT, OTHERS, ROPE, Shape
-from tests.calls.test_neutral_options import called, families, latent_call, latent_called, splits_of
+from tests.calls.test_neutral_options import (
+    called,
+    families,
+    latent_call,
+    latent_called,
+    splits_of,
+    stored_rows,
+)
 from tests.serving.batches import LSE_ERROR, LSE_ERROR_OF_FP8
 from tests.suite import turns
 
@@ -150,7 +156,7 @@ def test_queries_of_any_size_over_latent_caches(name, families):
     given, _ = latent_call(shape)
     number = given["k_cache"].shape[0] * given["k_cache"].shape[1]
     k = KEYS.repeat(-(-number // len(KEYS)))[:number, None].expand(number, 576)
-    rows_of = rows_from(k[:, :512], k[:, 512:]) if shape.of_rows else k.bfloat16()
+    rows_of = stored_rows(shape, k)
     given |= {"k_cache": rows_of.view(given["k_cache"].shape), "softmax_scale": LARGEST_SCALE}
     q = given["q"][0]
     for skipped in range(0, len(signed_sizes(q.dtype)), q.shape[0] * q.shape[1]):

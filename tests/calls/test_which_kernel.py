@@ -156,24 +156,27 @@ def test_a_call_what_is_said_of_it_and_the_list_of_its_model_name_one_kernel(mon
         assert family in any_length.families
 
 
-@pytest.mark.parametrize("of_rows", [False, True])
+@pytest.mark.parametrize("columns, dtype", [(576, "bf16"), (576, "e4m3"), (656, "e4m3")])
 @pytest.mark.parametrize("heads, queries", [(16, 1), (16, 8), (48, 1), (128, 1)])
-def test_the_same_of_latent_caches(monkeypatch, heads, queries, of_rows):
-    """Rows of 1152 and of 656 bytes; tiles of 16, 32 and 64 rows, and pairs. capabilities() speaks of one query."""
+def test_the_same_of_latent_caches(monkeypatch, heads, queries, columns, dtype):
+    """Rows of 1152, 576 and 656 bytes; tiles of 16, 32 and 64 rows, and pairs. capabilities() speaks of one query."""
     q = torch.empty(1, queries, heads, 576, dtype=torch.bfloat16)
-    columns, dtype = (656, torch.uint8) if of_rows else (576, torch.bfloat16)
-    cache = torch.empty(4, 64, 1, columns, dtype=dtype)
+    of_rows, of_8_bits = columns == 656, (columns, dtype) == (576, "e4m3")
+    cache = torch.empty(4, 64, 1, columns, dtype=TORCH[dtype])
     table, used = torch.arange(4, dtype=torch.int32)[None], torch.tensor([256], dtype=torch.int32)
-    rows = {"is_fp8_kvcache": True} if of_rows else {}
+    said = {"is_fp8_kvcache": True} if of_rows else {"q_quantize": "never"} if of_8_bits else {}
     [asked] = recorded(
-        monkeypatch, lambda: flash_mla_with_kvcache(q, cache, table, used, causal=True, num_splits=1, **rows)
+        monkeypatch, lambda: flash_mla_with_kvcache(q, cache, table, used, causal=True, num_splits=1, **said)
     )  # fmt: skip
     calls = ("latent_rows" if of_rows else "latent",)
     model = dict(head_dim=576, heads_q=heads, heads_kv=1, calls=calls, page_sizes=(64,))
+    if of_8_bits:
+        model |= said | dict(kv_dtype="e4m3", descales="")
+        said["kv_dtype"] = "e4m3"
     assert asked in configs_for_model(**model)
     if queries == 1:
         question = dict(latent=True, dtype="bf16", group=heads, causal=True, return_lse=True)
-        [row] = capabilities(**question, arch="sm_100a", **rows)
+        [row] = capabilities(**question, arch="sm_100a", **said)
         assert row.families == (asked.schedule.family,)
 
 

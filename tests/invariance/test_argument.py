@@ -223,11 +223,11 @@ def entries():
 
 
 def runs(name: str, layout, kind: str) -> bool:
-    """Operators take q as it will be: an 8-bit cache under 16 bits is one of the functions' calls."""
+    """Operators take q as it will be: an 8-bit cache under 16 bits is one of the functions' calls, or is latent."""
     if layout is latent_of_bytes:
         return kind == "bf16"
     if layout in (latent, listed, operator_of_latent):
-        return kind in ("bf16", "8 bits")
+        return kind in ("bf16", "8 bits", "an 8-bit cache")
     return not (kind == "an 8-bit cache" and name in OPERATORS)
 
 

@@ -40,6 +40,9 @@ MORE = {
     "latent, 128 heads": Kind(LATENT, OF_V, (128, 1), latent=True),
     "latent, 8 bits": Kind(LATENT, OF_V, (16, 1), latent=True, dtype=E4M3),
     "latent, 128 heads, 8 bits": Kind(LATENT, OF_V, (128, 1), latent=True, dtype=E4M3),
+    "latent, 48 heads over 8 bits": Kind(
+        LATENT, OF_V, (48, 1), latent=True, kv_dtype=E4M3, options=dict(q_quantize="never")
+    ),
     "latent, 16 heads, 656 bytes": Kind(LATENT, OF_V, (16, 1), latent=True, of_bytes=True),
     "latent, 128 heads, 656 bytes": Kind(LATENT, OF_V, (128, 1), latent=True, of_bytes=True),
 }

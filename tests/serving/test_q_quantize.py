@@ -15,6 +15,7 @@ from cute_fa4 import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
 )
 from cute_fa4.calls import repeat
 from cute_fa4.calls.queries import Asked, quantised, stay_wide
@@ -236,3 +237,54 @@ def test_lists_of_a_model_have_the_kernels_of_queries_that_stay(group):
     assert all(c.kv_dtype for c in found if isinstance(c, FA4Config))  # nothing is quantised
     [row] = capabilities(head_dim=128, group=group, seqlen_q=400, **ONE_ROW, **NEVER)
     assert row.families == ("mhawiden2q",)
+
+
+# --- a latent cache of 8-bit columns, whose function quantises unless it is told otherwise
+
+
+LATENT = dict(head_dim=576, heads_q=16, heads_kv=1, kv_dtype="e4m3", calls=("latent",))
+
+
+def of_latent(**options) -> float:
+    """The error of the worst row of a call of 16 heads."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 1, 16, 576, generator=generator).bfloat16()
+    cache = torch.randn(2, 64, 1, 576, generator=generator).to(FP8[0])
+    table, used = torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([70], dtype=torch.int32)
+    out, _ = flash_mla_with_kvcache(q, cache, table, used, num_splits=1, **options)
+    k = cache[[1, 0], :, 0].flatten(0, 1)[:70].double()
+    exact = (q[0, 0].double() @ k.T * 576**-0.5).softmax(-1) @ k[:, :512]
+    return float(((out[0, 0].double() - exact).norm(dim=-1) / exact.norm(dim=-1)).max())
+
+
+@pytest.mark.parametrize("said, variable, stays", [
+    ("never", "auto", True), (None, "never", True), ("auto", "never", False), (None, "auto", False),
+])  # fmt: skip
+def test_over_a_latent_cache_calls_and_lists_decide_alike(said, variable, stays, monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_FP8_QUERIES", variable)
+    repeat.clear()
+    found = configs_for_model(**LATENT, q_quantize=said)
+    families = {c.schedule.family for c in found if isinstance(c, FA4Config)}
+    assert families == ({"mla_widen"} if stays else {"mla_decode", "mla_pair"})
+    of_one = dict(latent=True, group=16) | ONE_ROW
+    [row] = capabilities(**of_one, q_quantize=said)
+    assert row.families == ("mla_widen" if stays else "mla_decode",)
+    error = of_latent(q_quantize=said)
+    assert error <= BOUND if stays else error > 4 * BOUND
+
+
+def test_under_torch_compile_a_latent_cache_is_dequantised():
+    torch.compiler.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        graph = torch.compile(flash_mla_with_kvcache, backend="aot_eager", fullgraph=True)
+        patch.setitem(globals(), "flash_mla_with_kvcache", graph)
+        assert of_latent(q_quantize="never") <= BOUND
+
+
+def test_over_a_latent_cache_another_word_is_refused():
+    with pytest.raises(
+        ValueError, match="q_quantize: 'always'; accepted: 'auto', 'never', or None"
+    ):
+        of_latent(q_quantize="always")
+    with pytest.raises(ValueError, match="q_quantize: 'always'"):
+        capabilities(latent=True, q_quantize="always")

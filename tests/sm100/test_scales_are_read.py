@@ -43,6 +43,10 @@ PROBLEMS = {
     "LatentPair": ({**LATENT, **PAIR}, ("o",)),
     "LatentPair of 8 bits": ({**LATENT, **PAIR, **E4M3}, ("qkvo", "Q")),
     "LatentRows": ({**ROWS, "group": 16, "family": "mla_widen"}, ()),
+    "LatentRows of 576 bytes": (
+        {**LATENT, "kv_dtype": "e4m3", "group": 16, "family": "mla_widen"},
+        ("kvo", "KVo"),
+    ),
     "LatentRowsPair": ({**ROWS, "group": 128, "family": "mla_widenpair"}, ()),
 }
 KERNELS = {

@@ -111,6 +111,17 @@ CASES = {
     "latent rows in pairs, gathered": ("mla_pair", latent(128, 5), False),
     "rows of 656 bytes": ("mla_widen", latent(32, 64, rows=32) | STORED, False),
     "rows of 656 bytes by index, shared keys": ("mla_widen", latent(32, 1, rows=32) | STORED, True),
+    "rows of 576 bytes": ("mla_widen", latent(32, 64, rows=32) | dict(kv_dtype="e4m3", descales="KV"), False),
+    "rows of 576 bytes by index, shared keys": (
+        "mla_widen",
+        latent(32, 1, rows=32) | dict(kv_dtype="e4m3", descales="KV"),
+        True,
+    ),
+    "rows of 576 bytes, fp16": (
+        "mla_widen",
+        latent(32, 64, rows=32) | dict(qkv_dtype="fp16", kv_dtype="e4m3", descales="kv"),
+        False,
+    ),
     "rows of 656 bytes in pairs": ("mla_widenpair", latent(128, 64) | STORED, False),
     "rows of 656 bytes in pairs, gathered": ("mla_widenpair", latent(128, 5) | STORED, False),
 }  # fmt: skip

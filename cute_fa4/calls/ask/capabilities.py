@@ -20,6 +20,7 @@ flash_attn_varlen_func or flash_attn_with_kvcache (questions.py):
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from inspect import Parameter, signature
@@ -41,7 +42,7 @@ from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
-from cute_fa4.dtypes import OPERANDS
+from cute_fa4.dtypes import OPERANDS, UNQUANTIZED, is_quantized
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import packs_gqa
@@ -146,7 +147,8 @@ def capabilities(
     Such a row has the one reason that the call raises, and the one family that it launches.
 
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
-    capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes.
+    capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes; kv_dtype and
+    q_quantize ask about a cache of 8-bit columns under q of 16 bits.
 
     backward=True asks about calls whose q, k and v require gradients (docs/backward.md). A row then also has a
     reason where the call runs but its gradients are not supported.
@@ -162,7 +164,7 @@ def capabilities(
         if kv_dtype not in (accepted := KEY_DTYPE_NAMES.values()):
             raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(accepted)}")
         sizes["kv_dtype"] = kv_dtype
-    of_rows = bool(latent and parameters.pop("is_fp8_kvcache", False))
+    stored = _stored_in_latent(parameters, sizes) if latent else None
     call = None
     listed = parameters.get("block_sparse_tensors") is not None
     if not latent and (sizes or listed or OF_LENGTHS & set(parameters)):
@@ -203,7 +205,7 @@ def capabilities(
         (False, True) if return_lse is None else (return_lse,),
         ARCHS if arch is None else (arch,),
     )
-    common = _Common(tuple(shared_reasons), schedules, kernels, of_rows, call)
+    common = _Common(tuple(shared_reasons), schedules, kernels, stored, call)
     rows = [
         _answered(
             Capability(
@@ -221,6 +223,23 @@ def capabilities(
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
     return [_with_gradients(row, against) for row in rows] if backward else rows
+
+
+def _stored_in_latent(parameters: dict, sizes: dict) -> Callable[[str], dict]:
+    """Configuration fields of the rows of a latent cache, by q's dtype; takes what says it from the question."""
+    kv_dtype, said = sizes.pop("kv_dtype", None), parameters.get("q_quantize")
+    policy.check_quantize(said)
+    if parameters.pop("is_fp8_kvcache", False):
+        return lambda dtype: STORED
+
+    def of(dtype: str) -> dict:
+        if kv_dtype in (None, dtype):
+            return {}
+        if policy.stays_over_latent(said) or not is_quantized(kv_dtype) or dtype not in UNQUANTIZED:
+            return {"kv_dtype": kv_dtype}
+        return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": "Q"}
+
+    return of
 
 
 # Parameters that a call with gradients accepts, including names that only the public functions have.
@@ -282,14 +301,14 @@ class _Common:
     reasons    why no row runs
     schedules  fields of configurations, from the environment
     kernels    fields of which_kernel.Call
-    of_rows    rows of a latent cache include their scales
+    stored     configuration fields of the rows of a latent cache, as a function of q's dtype
     call       the call in question; None: of flash_attn_func, with any lengths
     """
 
     reasons: tuple[str, ...]
     schedules: dict
     kernels: dict
-    of_rows: bool
+    stored: Callable[[str], dict] | None
     call: Question | None
 
 
@@ -313,8 +332,8 @@ def _answered(row: Capability, common: _Common) -> Capability:
         arch=arch if arch in ARCHS else EMULATED_ARCH,
         pack_gqa=bool(kernels["pack_gqa"] or row.latent),
         **(LATENT if row.latent else {}),
-        **(STORED if common.of_rows else {}),
     )
+    problem |= common.stored(dtype) if common.stored else {}
     if call is None:
         reasons += choose_config(**problem).refusals()
     elif dtype in TORCH_DTYPE and arch in ARCHS:

@@ -9,7 +9,7 @@ from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import KEYS_PER_TILE
 from ..combine.config import CombineConfig
 from ..few_rows.schedule import CLUSTER_PARTS
-from ..latent.dequantized.tiles import ROW_BYTES
+from ..latent.dequantized.formats import ROW_BYTES
 from ..latent.tiles import LATENT_DEPTH, ROPE_DEPTH
 from ..two_tiles.pair.schedule import Pair
 from ..wide.pair.schedule import WidePair

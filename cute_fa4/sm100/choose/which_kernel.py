@@ -4,6 +4,7 @@
     a call with                                       family
     a latent cache of 656 bytes a row, up to 32 rows  mla_widen
     the same, more rows                               mla_widenpair
+    a latent cache of 8 bits, q of 16 ******          mla_widen
     a latent cache, up to 64 rows *****               mla_decode
     the same, more rows                               mla_pair
     q and k with scales of blocks                     mhamx
@@ -28,6 +29,7 @@
           CUTE_FA4_BATCH_INVARIANT=on
     ****  a rule of lengths, as known from metadata (choose/pays.py)
     ***** with scales of keys any number, in tiles of 64
+    ****** where q stays so (q_quantize): any number of rows, in tiles of up to 32
 
     which_kernel(Call(...), lengths)    the kernel of one call
     kernels_of(Call(...))               those that calls of any length may meet, by the same rules
@@ -149,7 +151,7 @@ class Call:
             pack_gqa=of("pack_gqa"),
             rows=of("rows"),
             latent=latent,
-            of_rows=latent and kv_dtype is not None,
+            of_rows=latent and kv_dtype is not None and of("scale_dtype") is not None,
             descales=of("descales", Scales()),
             rope=bool(of("rope_depth")),
             rope_dtype=of("rope_dtype"),
@@ -185,6 +187,8 @@ class Call:
         """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
         if self.latent:
             rows = self.rows or latent_rows(self.seqlen_q if self.length_chooses else 1, self.group)
+            if self.kv_dtype is not None and not self.of_rows:
+                return True, self.rows or min(rows or LATENT_ROWS[-1], LatentRows.latent_rows)
             if rows is None and (self.invariant or self.has_unpaired_scales):
                 rows = LATENT_ROWS[-1]
             if self.invariant and self.of_rows:
@@ -308,6 +312,7 @@ class Rule(NamedTuple):
 RULES = (
     Rule("a latent cache of 656 bytes a row, up to 32 rows", LatentRows, lambda c: c.of_rows and c.few),
     Rule("the same, more rows", LatentRowsPair, lambda c: c.of_rows),
+    Rule("a latent cache of 8 bits, q of 16 ******", LatentRows, lambda c: c.latent and c.kv_dtype),
     Rule("a latent cache, up to 64 rows *****", LatentTile, lambda c: c.latent and c.few),
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),

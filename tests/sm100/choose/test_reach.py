@@ -90,6 +90,7 @@ def problems():
     for group in (8, 16, 32, 64, 128):
         yield dict(qkv_dtype="bf16", group=group, **LATENT)
         yield dict(qkv_dtype="e4m3", o_dtype="bf16", group=group, **LATENT)
+        yield dict(qkv_dtype="bf16", kv_dtype="e4m3", group=group, **LATENT)
         rows = dict(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32")
         yield dict(qkv_dtype="bf16", group=group, **rows, **LATENT)
 

@@ -1,1 +1,1 @@
-"""The family for decode from a latent cache of 656 bytes a row (MLA): e4m3 with scales, dequantized in the CTA."""
+"""The family for decode from a latent cache of 8 bits under queries of 16 (MLA), dequantized in the CTA."""

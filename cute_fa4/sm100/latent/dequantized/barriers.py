@@ -35,6 +35,9 @@ k_free        slab_wide
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
+
+Rotary columns that are dequantized come through kv_full, as a fifth slab of a key tile. Then dequantize 256 raises
+rope_full, and dequantize awaits rope_empty.
 """
 
 from ...blueprint.barriers import (
@@ -50,17 +53,20 @@ from .. import barriers as latent
 from .warp_roles import RowsWarpRoles
 
 SLAB, K_BUFFER = "slab", "k_buffer"
-SLABS = 4  # per key tile, each with its own buffer
+SLABS = 4  # of V per key tile, each with its own buffer
 K_BUFFERS = 2  # for slabs in tensor memory: first 0 and 1, then 2 and 3
 
 
-def table(warps: RowsWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
-    """The table of a kernel with rings of this many slots."""
+def table(
+    warps: RowsWarpRoles, kv_slots: int, rope_slots: int, dequantizes_rope: bool
+) -> BarrierTable:
+    """The table of a kernel with rings of this many slots. dequantizes_rope: of a format of rows (formats.py)."""
     numbers = dict(latent.table(warps, kv_slots, rope_slots).numbers)
-    return BarrierTable(rows(warps), numbers | {SLAB: SLABS, K_BUFFER: K_BUFFERS})
+    more = {SLAB: SLABS, K_BUFFER: K_BUFFERS}
+    return BarrierTable(rows(warps, dequantizes_rope), numbers | more)
 
 
-def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
+def rows(warps: RowsWarpRoles, dequantizes_rope: bool) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a latent cache, with dequantization between the ring and the MMA."""
     dequantize = every_thread(warps, "dequantize")
     changed = {
@@ -70,6 +76,9 @@ def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
         "rope_empty": {"means": "S is made; P in the slot is read"},
         **of_queue(warps),
     }
+    if dequantizes_rope:
+        changed["rope_full"] = {"raised_by": (dequantize,)}
+        changed["rope_empty"] |= {"awaited_by": "dequantize"}
     return changed_rows(
         latent.rows(warps), changed, behind={"rope_empty": _of_dequantized(dequantize)}
     )

@@ -1,13 +1,14 @@
-"""Dequantize warps: a stored slab -> bf16, times the scale of its key, for both products.
+"""Dequantize warps: a stored slab -> 16 bits, times the scale of its key if it has one, for both products.
 
 A thread owns half of the values of a key, which are one chunk of its line of V:
 
     K     the key's lane of tensor memory, two values per column; K does not pass through shared memory again
     V     the key's line in shared memory, in the layout that TMA writes
 
-An e4m3 value is exact in fp16 and in float32; its product with the scale is rounded to bf16 once. Per slab, a thread
-issues 4 loads of 16 bytes and then frees the slot. For 32 values at a time it converts, multiplies, and stores 16
-columns of tensor memory and 64 bytes of V.
+An 8-bit value is exact in fp16, in float32 and in bf16; its product with a scale is rounded to bf16 once. Per slab, a
+thread issues 4 loads of 16 bytes and then frees the slot. For 32 values at a time it converts, multiplies, and stores
+16 columns of tensor memory and 64 bytes of V. Rotary columns of 8 bits go to shared memory, where the MMA reads those
+of 16 bits: a thread has 32 of the 64.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+
+from cute_fa4.dtypes import FP16
 
 from ...blueprint.chip import WARP_SIZE
 from ...instructions import tensor_memory
@@ -24,27 +27,46 @@ from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
+from ..tiles import ROPE_DEPTH
 from .barriers import K_BUFFERS
-from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
+from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, WIDE_BYTES
 
 HALF = COLUMNS_OF_SCALE // 2  # columns of a slab per thread
+ROPE_HALF = ROPE_DEPTH // 2  # rotary columns per thread
 NUMBERS = 32  # at a time: two pieces in 8 bits, four in bf16
 WORDS_AT_ONCE = NUMBERS // 4
 NUMBERS_OF_PIECE = PIECE_BYTES // WIDE_BYTES
 
 
-def scales_of_key(smem: Smem, key) -> list:
-    """The scales of a key, one per slab."""
-    words = load_piece(smem.scales_address + key * SCALE_LINE_BYTES)
+def scales_of_key(cfg, smem: Smem, key) -> list:
+    """The scales of a key, one per slab; None each if rows have none."""
+    row = cfg.tiles.row
+    if row.scales_at is None:
+        return [None] * cfg.tiles.slabs
+    words = load_piece(smem.scales_address + key * row.scale_line_bytes)
     return [word.bitcast(Float32) for word in words]
 
 
-def read_slab(cfg, smem: Smem, slot, key, half) -> list:
-    """This thread's values of a slab, four per word. The swizzle keeps the second half 64 bytes from the first."""
+def read_slab(cfg, smem: Smem, slot, key, half, columns: int = HALF) -> list:
+    """This thread's values of a slab, four per word: half of its first 2 * columns ones.
+
+    The swizzle keeps the second half as many bytes from the first.
+    """
     address, words = smem.kv_address + slot * cfg.tiles.kv_slot_bytes, []
-    for column in range(0, HALF, PIECE_BYTES):
-        words += load_piece(address + (cfg.tiles.stored_tile.offset(key, column) ^ half * HALF))
+    for column in range(0, columns, PIECE_BYTES):
+        words += load_piece(address + (cfg.tiles.stored_tile.offset(key, column) ^ half * columns))
     return words
+
+
+def dequantized(cfg, words: list, scale) -> list:
+    """Words of four values -> words of two in 16 bits, times the scale if there is one."""
+    found = as_fp16(words, cfg.kv_dtype)
+    if scale is None and cfg.qkv_dtype == FP16.name:
+        return found
+    numbers = numbers_of(found)
+    if scale is not None:
+        numbers = row_math.multiplied(numbers, scale)
+    return row_math.pack(numbers, cfg.qkv_dtype)
 
 
 def dequantize_slab(cfg, words: list, scale, key, k_address, v_address):
@@ -52,14 +74,21 @@ def dequantize_slab(cfg, words: list, scale, key, k_address, v_address):
     tile = cfg.tiles.slab_tile(walks_keys=True)
     for first in range(0, HALF, NUMBERS):
         at = first // 4
-        numbers = numbers_of(as_fp16(words[at : at + WORDS_AT_ONCE], cfg.kv_dtype))
-        wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
+        wide = dequantized(cfg, words[at : at + WORDS_AT_ONCE], scale)
         tensor_memory.store(k_address + first // 2, wide)
         for piece in range(NUMBERS // NUMBERS_OF_PIECE):
             column = first + piece * NUMBERS_OF_PIECE
             store_piece(
                 v_address + tile.offset(key, column), wide[WORDS * piece : WORDS * (piece + 1)]
             )
+
+
+def dequantize_rope(cfg, words: list, key, half, address):
+    """Dequantize this thread's rotary columns into the key's line of their tile."""
+    tile, wide = cfg.tiles.rope_tile, dequantized(cfg, words, None)
+    for piece in range(len(wide) // WORDS):
+        inside = tile.offset(key, piece * NUMBERS_OF_PIECE) ^ half * (ROPE_HALF * WIDE_BYTES)
+        store_piece(address + inside, wide[WORDS * piece : WORDS * (piece + 1)])
 
 
 @dataclass(frozen=True)
@@ -85,7 +114,7 @@ def key_tile(
     key, half = place.key, place.half
     v_chunk = cfg.tiles.slab_tile(walks_keys=True).chunk_bytes
     kv.wait(at)
-    scales = scales_of_key(smem, key)
+    scales = scales_of_key(cfg, smem, key)
     for i in cutlass.range_constexpr(cfg.tiles.slabs):
         if cutlass.const_expr(i > 0):
             kv.wait(at)
@@ -103,9 +132,18 @@ def key_tile(
         dequantize_slab(cfg, words, scales[i], key, k_address, v_address)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-        if cutlass.const_expr(i == cfg.tiles.slabs - 1):  # V is not read before all of K
+        if cutlass.const_expr(i == cfg.tiles.stored_slabs - 1):  # V is not read before all of K
             cute.arch.fence_proxy("async.shared", space="cta")
         events.slab_wide.arrive(i)
+    if cutlass.const_expr(cfg.tiles.row.dequantizes_rope):
+        kv.wait(at)
+        words = read_slab(cfg, smem, at.index, key, half, ROPE_HALF)
+        cute.arch.mbarrier_arrive(kv.empty + at.index)
+        at = at.next(kv.slots)
+        events.rope_empty.wait(0, tile & 1 ^ 1)
+        dequantize_rope(cfg, words, key, half, smem.rope_address)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        events.rope_full.arrive(0)
     return at
 
 

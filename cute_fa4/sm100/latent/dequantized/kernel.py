@@ -1,8 +1,9 @@
-"""SM100MLAWiden: decode from a latent cache of 656 bytes a row, which eight warps dequantize to bf16 in the CTA.
+"""SM100MLAWiden: decode from a latent cache of 8 bits, which eight warps dequantize to 16 bits in the CTA.
 
-The layout is that of FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla: 512 e4m3 values, four float32 scales, one per
-128 values, and 64 rotary columns in bf16. Products and softmax are those of mla_decode in 16 bits; only the bytes read
-from memory are about half.
+Rows of 656 bytes are those of FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla: 512 e4m3 values, four float32 scales,
+one per 128 values, and 64 rotary columns in bf16. Rows of 576 bytes are 8-bit values alone; their scales belong to the
+call (formats.py). Products and softmax are those of mla_decode in 16 bits; only the bytes read from memory are about
+half.
 
 Steady state of one CTA. A line is an issue slot, not a duration; the slab of a tile in parentheses.
 
@@ -34,7 +35,7 @@ from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ..kernel import LatentCTA, SM100MLADecode
 from . import dequantize, load, products
-from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
+from .tiles import COLUMNS_OF_SCALE
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ ROWS = Rows()
 
 
 class SM100MLAWiden(SM100MLADecode):
-    """Forward attention on SM100 over a latent cache of 656 bytes a row for 8 to 32 query rows a CTA: 512 threads."""
+    """Forward attention on SM100 over a latent cache of 8 bits for 8 to 32 query rows a CTA: 512 threads."""
 
     def kv_operands(self, mK, mV):
-        """Operands of one cache: mK holds all its bytes, V is ignored. Scales have their own descriptor."""
+        """Operands of one cache: mK holds all its bytes, V is ignored. Scales of rows have their own descriptor."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
-        k = replace(k, rest=tma.narrow_operand(self.cfg, mK, SCALE_LINE_BYTES))
+        of_scales = self.cfg.tiles.row.scale_line_bytes
+        if of_scales:
+            k = replace(k, rest=tma.narrow_operand(self.cfg, mK, of_scales))
         return k, rows, k, rows
 
     @cute.jit

@@ -3,8 +3,9 @@
     order     Q   scales  slab 0   slab 1      slab 2      slab 3      rope          scales, slab 0 of the next tile ...
     barrier   q   kv_full[0]       kv_full[1]  kv_full[2]  kv_full[0]  rope_full[0]  kv_full[1]
 
-The tensor map of 656-byte rows has byte elements, and a box may begin at any multiple of 16. TMA fills rows past the
-end of a sequence with zeros, scales included: these rows are V, and 0 * NaN is NaN. Keys missing from a list are zeros.
+The tensor map has byte elements, and a box may begin at any multiple of 16. TMA fills rows past the end of a sequence
+with zeros, scales included: these rows are V, and 0 * NaN is NaN. Keys missing from a list are zeros. Rows of 576 bytes
+have no scales, and their rotary columns are a fifth slab: TMA fills what is beyond the row with zeros.
 """
 
 import cutlass
@@ -20,7 +21,7 @@ from ...operands.tma import KVOperand
 from ...steps.loads import rows_of_tile
 from ...steps.warps import LoadWarp, TileToLoad
 from ..load import KV_HEAD, LatentSlots
-from .tiles import COLUMNS_OF_SCALE, ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
+from .tiles import COLUMNS_OF_SCALE
 
 
 def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, line_bytes: int):
@@ -54,21 +55,24 @@ def load_tile(
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)
         order.load_q(cfg, args, smem, events, work, 0)
-    slab = at.slab
-    for i in cutlass.range_constexpr(cfg.tiles.slabs):
+    slab, row = at.slab, cfg.tiles.row
+    for i in cutlass.range_constexpr(cfg.tiles.stored_slabs):
         kv.slabs.acquire(slab)
-        if cutlass.const_expr(i == 0):
+        if cutlass.const_expr(i == 0 and row.scales_at is not None):
             mbarrier = kv.slabs.get_k(slab, 0)
             load_bytes(
                 *(cfg, args.k.rest, smem.scales_address, mbarrier, found),
-                *(SCALES_AT, SCALE_LINE_BYTES),
+                *(row.scales_at, row.scale_line_bytes),
             )
         else:
             mbarrier = kv.slabs.get_v(slab)
         address = smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
         load_bytes(cfg, args.k, address, mbarrier, found, i * COLUMNS_OF_SCALE, SPAN_BYTES)
         slab = kv.slabs.commit_step(slab)
-    kv.rope.acquire(at.rope)
-    mbarrier = kv.rope.get_v(at.rope)
-    load_bytes(cfg, args.k, smem.rope_address, mbarrier, found, ROPE_AT, SPAN_BYTES)
-    return LatentSlots(slab, kv.rope.commit_step(at.rope))
+    rope = at.rope
+    if cutlass.const_expr(not row.dequantizes_rope):
+        kv.rope.acquire(rope)
+        mbarrier = kv.rope.get_v(rope)
+        load_bytes(cfg, args.k, smem.rope_address, mbarrier, found, row.rope_at, SPAN_BYTES)
+        rope = kv.rope.commit_step(rope)
+    return LatentSlots(slab, rope)

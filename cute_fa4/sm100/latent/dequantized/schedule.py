@@ -1,4 +1,4 @@
-"""LatentRows: one tile of 8 to 32 query rows a CTA over a latent cache of 656 bytes a row.
+"""LatentRows: one tile of 8 to 32 query rows of 16 bits a CTA over a latent cache of 8 bits (formats.py).
 
     FA4Config(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32", qk_depth=576, ov_depth=512, latent=True, group=16,
               pack_gqa=True, kv_layout="paged", page_size=64, seqused_k=True, schedule=LatentRows(rows=16))
@@ -8,14 +8,12 @@
     | S0   |  S1   |   O0   |   O1   |   O2   |   O3   |  K0  |  K1  |     | scales | maxima | row values | work queue
       lanes: keys    lanes: columns of V                 lanes: keys       | mbarriers
 
-n: rows, at least 16. docs/decisions/0021.
+Without rope_dtype and scale_dtype rows have 576 bytes. n: rows, at least 16. docs/decisions/0021.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
-
-from cute_fa4.dtypes import BF16, E4M3, F32
 
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import TmemMap
@@ -23,12 +21,13 @@ from ...blueprint.problem import Problem
 from ...few_rows.barriers import S_BUFFERS
 from ..schedule import LatentTile, depths_not_built
 from . import barriers
+from .formats import STORED, RowFormat, format_of
 from .smem_map import ROPE_SLOTS, RowsSmem, slots_that_fit, smem_map
 from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
 
 HIGHEST = 32  # rows of a tile: 64 leave no room for stored slabs
-STORED = {"kv_dtype": E4M3.name, "rope_dtype": BF16.name, "scale_dtype": F32.name}  # of a row
+__all__ = ["STORED", "LatentRows", "not_built"]
 
 
 @dataclass(frozen=True)
@@ -73,27 +72,21 @@ class LatentRows(LatentTile):
         return not_built(problem)
 
 
-def not_built(problem: Problem) -> list[str]:
-    """Reasons why this family does not support a problem."""
+def not_built(problem: Problem, row: RowFormat | None = None) -> list[str]:
+    """Reasons why this family does not support a problem. row: the only format of rows, or None."""
+    row = row or format_of(problem)
+    rows = f"rows of {row.nbytes} bytes"
     why = []
-    if problem.qkv_dtype != STORED["rope_dtype"]:
-        why.append(
-            f"qkv_dtype={problem.qkv_dtype!r}: the rotary columns of a row of 656 bytes are bf16: use 'bf16'"
-        )
-    for name, stored in STORED.items():
-        if getattr(problem, name) != stored:
+    for name, accepted in row.fields:
+        if getattr(problem, name) not in accepted:
             why.append(
-                f"{name}={getattr(problem, name)!r}: a row of 656 bytes has {name}={stored!r}: use that, or "
+                f"{name}={getattr(problem, name)!r} over {rows}: use {' or '.join(map(repr, accepted))}, or "
                 "schedule=LatentTile()"
             )
     if problem.kv_layout != "paged":
-        why.append(
-            f"kv_layout={problem.kv_layout!r} is not supported for rows of 656 bytes: use 'paged'"
-        )
-    if problem.descales:
-        why.append(
-            f"descales={problem.descales!r}: rows of 656 bytes have their scales with them: use ''"
-        )
+        why.append(f"kv_layout={problem.kv_layout!r} is not supported for {rows}: use 'paged'")
+    if problem.descales and row.scales_at is not None:
+        why.append(f"descales={problem.descales!r}: {rows} have their scales with them: use ''")
     if problem.page_heads_first:
         why.append("page_heads_first=True: a latent cache has one head: use False")
     output = "f32" if problem.split_keys else problem.qkv_dtype
@@ -107,6 +100,7 @@ def not_built(problem: Problem) -> list[str]:
 @lru_cache(maxsize=256)
 def layout(warps: RowsWarpRoles, tiles: RowsTiles) -> tuple[BarrierTable, RowsSmem]:
     """Barrier table and shared memory map depend on each other: the ring fills what a kernel without slots leaves."""
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, ROPE_SLOTS)))
-    table = barriers.table(warps, slots, ROPE_SLOTS)
+    of_rope = ROPE_SLOTS, tiles.row.dequantizes_rope
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, *of_rope)))
+    table = barriers.table(warps, slots, *of_rope)
     return table, smem_map(tiles, warps, table)

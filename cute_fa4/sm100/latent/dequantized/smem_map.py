@@ -3,10 +3,10 @@
 field         bytes                    what
 q             q_tile_bytes             Q: at least 16 rows of 576 columns
 kv            kv_slots * 16 KiB        ring of stored slabs: 128 bytes of every key
-v             4 * 32 KiB               the slabs of a key tile in bf16: V of the four outputs
+v             4 * 32 KiB               the slabs of a key tile in 16 bits: V of the four outputs
 rope          16 KiB                   the rotary columns of a key tile
 p             p_tile.nbytes            P: a line for each key; with 32 rows it reuses rope
-scales        4 KiB                    the scales of a key tile
+scales        4 KiB                    the scales of a key tile, if rows have them
 exchanged     2 * 512                  as in few_rows/smem_map.py, from here on
 row_values    2 * 512
 work_queue    112

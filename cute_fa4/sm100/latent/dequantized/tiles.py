@@ -1,13 +1,11 @@
-"""RowsTiles: tiles of few query rows over a latent cache with rows of 656 bytes.
-
-    a row of the cache    512 e4m3 values  | 4 float32 scales | 64 rotary values, bf16
-    bytes                 0-511            | 512-527          | 528-655
+"""RowsTiles: tiles of few query rows over a latent cache whose rows are dequantized (formats.py).
 
                   as loaded                          as the MMA reads it
-    slab i        128 keys x 128 bytes, swizzled     bf16, times scale i of its key: K in tensor memory, where a key is
-                                                     a lane, and V in shared memory, MN-major, a line for each key
+    slab i        128 keys x 128 bytes, swizzled     16 bits, times scale i of its key if it has one: K in tensor
+                                                     memory, where a key is a lane, and V in shared memory, MN-major,
+                                                     a line for each key
     scales        128 keys x 32 bytes, of which 16   -
-    rotary        128 keys x 128 bytes, swizzled     the same bytes: K-major
+    rotary        128 keys x 128 bytes, swizzled     the same bytes, K-major; of 8 bits, loaded as a slab: 16 bits there
     Q             rows x 1152 bytes                  the same bytes: K-major
 
 The scales are loaded with the next 16 bytes, because four gathered rows must fill 128 bytes of shared memory (PTX ISA,
@@ -20,13 +18,9 @@ from cute_fa4.layouts.operand_tiles import KMajorTile
 
 from ...blueprint.problem import COLUMNS_OF_SCALE, Problem
 from ...blueprint.tiles import KEYS_PER_TILE
-from ..tiles import LATENT_DEPTH, ROPE_DEPTH, LatentTiles
+from ..tiles import LatentTiles
+from .formats import RowFormat, format_of
 
-SCALES = LATENT_DEPTH // COLUMNS_OF_SCALE
-SCALES_AT = LATENT_DEPTH  # byte of a row
-ROPE_AT = SCALES_AT + 4 * SCALES
-ROW_BYTES = ROPE_AT + 2 * ROPE_DEPTH  # 656
-SCALE_LINE_BYTES = 32  # of shared memory for the scales of a key
 WIDE_BYTES = 2  # of a dequantized value
 COLUMNS_OF_COLUMN = 2  # 16-bit values in a 32-bit column of tensor memory
 
@@ -46,7 +40,17 @@ class RowsTiles(LatentTiles):
             rows=rows,
         )
 
+    @property
+    def row(self) -> RowFormat:
+        """The format of the rows of the cache."""
+        return format_of(self.problem)
+
     # ---- the ring
+
+    @property
+    def stored_slabs(self) -> int:
+        """Slots of the ring per key tile: slabs, and the rotary columns if they are dequantized."""
+        return self.slabs + self.row.dequantizes_rope
 
     @property
     def kv_slot_bytes(self) -> int:
@@ -60,7 +64,7 @@ class RowsTiles(LatentTiles):
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales of all keys of a tile."""
-        return self.BN * SCALE_LINE_BYTES
+        return self.BN * self.row.scale_line_bytes
 
     @property
     def bytes_of_stages(self) -> tuple[int, ...]:

@@ -30,7 +30,8 @@ from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
-from ..dequantized.tiles import SCALE_LINE_BYTES, WIDE_BYTES
+from ..dequantized.formats import SCALE_LINE_BYTES
+from ..dequantized.tiles import WIDE_BYTES
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
 from .warp_roles import DEQUANTIZE_GROUPS
 

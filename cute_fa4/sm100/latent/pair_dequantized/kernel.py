@@ -32,7 +32,8 @@ from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot, TMAProducerPipeline
-from ..dequantized.tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
+from ..dequantized.formats import SCALE_LINE_BYTES
+from ..dequantized.tiles import COLUMNS_OF_SCALE
 from ..pair import load as pair_load
 from ..pair import products, softmax
 from ..pair.kernel import LatentPairCTA, SM100MLAPair

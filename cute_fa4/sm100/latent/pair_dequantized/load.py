@@ -21,7 +21,7 @@ from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...operands.tma import KVOperand
 from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import Slot
-from ..dequantized.tiles import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
+from ..dequantized.formats import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 from ..pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
 from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 from .warp_roles import DEQUANTIZE_GROUPS

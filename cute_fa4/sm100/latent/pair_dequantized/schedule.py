@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.problem import Problem
+from ..dequantized.formats import OF_656
 from ..dequantized.schedule import not_built as rows_not_built
 from ..pair import schedule as pair
 from ..pair.schedule import LatentPair
@@ -39,7 +40,7 @@ class LatentRowsPair(LatentPair):
         return layout(self.warps, self.tiles(problem))[1]
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = rows_not_built(problem)
+        why = rows_not_built(problem, OF_656)
         why += [reason for reason in pair.not_built(problem, stored={}) if reason not in why]
         return why
 

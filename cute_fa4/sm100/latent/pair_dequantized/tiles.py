@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cute_fa4.layouts.operand_tiles import KMajorTile
 
-from ..dequantized.tiles import SCALE_LINE_BYTES
+from ..dequantized.formats import SCALE_LINE_BYTES
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
 
 

@@ -28,6 +28,9 @@ PROBLEM = dict(
 )  # fmt: skip
 
 
+OF_576 = dict(rope_dtype=None, scale_dtype=None)  # of the fields of STORED
+
+
 def config(rows=16, **choices) -> FA4Config:
     return FA4Config(**PROBLEM | choices, schedule=LatentRows(rows=rows))
 
@@ -56,6 +59,25 @@ def test_sizes_by_rows(rows):
     assert slots <= 4 and smem.nbytes <= SMEM_CAPACITY_BYTES < smem.nbytes + 16 * KIB
 
 
+@pytest.mark.parametrize("rows", BY_ROWS)
+def test_rows_of_576_bytes_have_no_scales_and_a_fifth_slab(rows):
+    """The dequantize warps write the rotary columns; the rest is as for rows of 656 bytes."""
+    cfg, other = config(rows, **OF_576), config(rows)
+    assert cfg.refusals() == [] and cfg.stored_depth == cfg.tiles.row.nbytes == 576
+    assert (cfg.tiles.stored_slabs, other.tiles.stored_slabs) == (5, 4)
+    assert (cfg.smem.scales.nbytes, other.smem.scales.nbytes) == (0, 128 * 32)
+    assert cfg.barriers.kv_slots == other.barriers.kv_slots
+    assert {b.name: b.count for b in cfg.barriers.rows} == COUNTS | dict(rope_full=256)
+    by_name = {
+        b.name: (str(*b.raised_by), b.awaited_by) for b in cfg.barriers.rows if b.per == "rope_slot"
+    }
+    assert by_name == {
+        "rope_full": ("dequantize 256", "mma"), "rope_empty": ("mma 1 (commit)", "dequantize")
+    }  # fmt: skip
+    unlike = [a.name for a, b in zip(cfg.barriers.rows, other.barriers.rows, strict=True) if a != b]
+    assert unlike == list(by_name)
+
+
 def test_a_row_is_what_the_layout_adds_up_to():
     assert config().stored_depth == LATENT_ROW_BYTES == 512 + 4 * 4 + 64 * 2
 
@@ -74,9 +96,12 @@ def test_heads_share_tiles_of_32_rows():
     "choices, value, remedy",
     [
         (dict(rows=64), "rows=64", "use 8, 16, 32"),
-        (dict(qkv_dtype="fp16"), "qkv_dtype='fp16'", "use 'bf16'"),
+        (dict(qkv_dtype="fp16"), "qkv_dtype='fp16' over rows of 656 bytes", "use 'bf16'"),
         (dict(kv_dtype="e5m2"), "kv_dtype='e5m2'", "'e4m3'"),
-        (dict(rope_dtype=None), "rope_dtype=None", "'bf16'"),
+        (dict(rope_dtype=None), "rope_dtype=None over rows of 656 bytes", "'bf16'"),
+        (OF_576 | dict(kv_dtype=None), "kv_dtype=None over rows of 576 bytes", "'e4m3' or 'e5m2'"),
+        (OF_576 | dict(o_dtype="e4m3"), "o_dtype='e4m3'", "'bf16'"),
+        (OF_576 | dict(kv_layout="packed", page_size=0), "rows of 576 bytes", "'paged'"),
         (dict(kv_layout="packed", page_size=0), "kv_layout='packed'", "'paged'"),
         (dict(descales="k"), "descales='k'", "''"),
         (dict(ov_depth=256), "ov_depth=256", "ov_depth=512"),
@@ -90,9 +115,11 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
     assert any(value in reason and remedy in reason for reason in why), why
 
 
-def test_no_other_family_runs_it():
-    for family in ("mla_decode", "mla_pair", "mhaswap", "mhawiden"):
-        problem = {name: value for name, value in PROBLEM.items() if "depth" not in name}
+@pytest.mark.parametrize("stored", [STORED, OF_576], ids=["656 bytes", "576 bytes"])
+def test_no_other_family_runs_it(stored):
+    others = ("mla_widenpair",) if stored is OF_576 else ()
+    for family in ("mla_decode", "mla_pair", "mhaswap", "mhawiden", *others):
+        problem = {name: value for name, value in PROBLEM.items() if "depth" not in name} | stored
         chosen = choose_config(
             **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, family=family), **problem
         )

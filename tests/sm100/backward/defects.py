@@ -9,6 +9,7 @@ Left out, because they change nothing:
 """
 
 from tests.sm100.backward.damaged import Defect
+from tests.sm100.backward.wide_defects import WIDE
 
 DEFECTS = {
     # --- what waits for what
@@ -381,62 +382,12 @@ DEFECTS = {
     ),
     "dP over P": Defect("config", "self.s_column if self.shares else self.other_rows", "ROWS", "wide"),
     "dK over P": Defect("config", "ROWS + 2 * self.p_columns", "ROWS + self.p_columns", "wide"),
-    # --- head dims beyond 192 or of v beyond 128: tiles of 64 rows, kernels of dK and of dV
-    "dO is not awaited": Defect(
-        "dv_alone", "            cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)\n", "", "widest",
-    ),
-    "P is not awaited before dV alone": Defect(
-        "dv_alone", "slots[1].phase)\n            cta.s_read.wait(0, n & 1)\n", "slots[1].phase)\n", "widest",
-    ),
-    "Q is free before L is read": Defect(
-        "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "widest",
-    ),
-    "Q is never free": Defect(
-        "dv_alone", "            cta.other_empty.commit(ring_index(owner, slots, 0))\n", "", "widest",
-    ),
-    "dV alone skips the last tile": Defect("dv_alone", "cutlass.range(count,", "cutlass.range(count - 1,", "widest"),
-    "dV alone is never complete": Defect("dv_alone", "        cta.done.commit(0)\n", "", "widest"),
-    "no fence before dV alone": Defect("dv_alone", "            tensor_memory.fence_after()\n", "", "widest"),
-    "L of the first half": Defect(
-        "work", "row + place.tile % (ROWS // owner.other_rows) * owner.other_rows", "row", "widest",
-    ),
-    "L of another line": Defect("work", "place.tile // (ROWS // owner.other_rows)", "place.tile", "widest"),
-    "scores count tiles of 128": Defect(
-        "compute", "place.tile * owner.other_rows + thread.column", "place.tile * ROWS + thread.column", "widest",
-    ),
-    "tiles of 64 are whole like those of 128": Defect(
-        "compute", "hi < start + owner.other_rows", "hi < start", "widest",
-    ),
-    "loads count tiles of 128": Defect(
-        "load", "of.first_q, of.length_q, place.tile * owner.other_rows",
-        "of.first_q, of.length_q, place.tile * 128", "widest",
-    ),
-    "other tiles begin at 128": Defect(
-        "work", "maximum(first, 0) // owner.other_rows", "maximum(first, 0) // ROWS", "widest",
-    ),
-    "other tiles end at 128": Defect("work", "others), 0), owner.other_rows)", "others), 0))", "widest"),
-    "only 128 columns of O": Defect(
-        "delta", "range_constexpr(0, pieces, LANES)", "range_constexpr(0, LANES, LANES)", "widest",
-    ),
-    "chunks of dV behind dK": Defect(
-        "config", "for i in self.results if i < result", "for i in range(result)", "widest",
-    ),
-    "the second warpgroup has 64 columns further": Defect(
-        "kernel", "warp // 4 * owner.columns", "warp // 4 * 64", "widest",
-    ),
-    "float32 of dV beyond the shared memory": Defect("config", "results - ring)", "0)", "V alone"),
     # --- lists of tiles
     "the head is in the bits of the tile": Defect(
         "listed", "self.entry >> (1 + TILE_BITS)", "self.entry >> 2", "lists",
     ),
     "the tile has the bits of the head": Defect(
         "listed", "(entry >> 1) & ((1 << TILE_BITS) - 1)", "entry >> 1", "lists",
-    ),
-    "the first half of a block twice": Defect(
-        "listed", "tile_of(whole) + number % 2", "tile_of(whole)", "lists, widest",
-    ),
-    "half of the entries": Defect(
-        "listed", "HalvedList(count * 2, entries)", "HalvedList(count, entries)", "lists, widest",
     ),
     "every block is full": Defect("listed", "(self.entry & 1) == 1", "(self.entry & 1) >= 0", "lists"),
     "no block is full": Defect("listed", "(self.entry & 1) == 1", "(self.entry & 1) == 2", "lists"),
@@ -458,4 +409,5 @@ DEFECTS = {
         "weights", "shows if full is False else shows | full", "shows", "lists",
     ),
     "sums of full blocks with mask_mod": Defect("sums", "cfg.listed and place.is_full", "False", "lists, sums of rows"),
+    **WIDE,
 }  # fmt: skip

@@ -54,7 +54,7 @@ PROBLEMS = {
     "wide": Problem(300, 290, heads=(2, 1), depths=(192, 128), window=(None, 0)),
     # five tiles of 64 on each side, which are cut, whole and halves of lines of 128; two heads in turn
     "widest": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
-    # float32 of dV takes 128 KiB beside a K of 16 KiB
+    # float32 of dV takes 128 KiB, more than K of 16 KiB and a part of the ring
     "V alone": Problem(70, 70, depths=(64, 256)),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),

@@ -76,6 +76,14 @@ CASES = {
     "two query tiles, 192 columns, shared keys": ("mha2q", BF16 | OF_192 | shared(pack_gqa=True), True),
     "two query tiles, 192 columns, shared keys, gathered": ("mha2q", BF16 | OF_192 | shared(3), True),
     "two query tiles, scales of tokens, shared keys": ("mha2q", OF_TOKENS | D128 | queries(16), True),
+    "two query tiles, scales of tokens, soft cap": ("mha2q", OF_TOKENS | D128 | queries(16) | CAP, False),
+    "two query tiles, scales of tokens, functions": ("mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, False),
+    "two query tiles, scales of tokens, functions, shared keys": (
+        "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, True
+    ),
+    "two query tiles, scales of tokens, window": (
+        "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS | dict(mask=masks.window(512, 0).mask), False
+    ),
     "two query tiles over 8 bits, shared keys": ("mhawiden2q", DEQUANTIZED | D128 | shared(16, pack_gqa=True), True),
     "two query tiles, 8 bits": ("mha2q", E4M3 | D128 | queries(16), False),
     "two query tiles, 8 bits, gathered": ("mha2q", E4M3 | D128 | queries(3), False),
@@ -132,9 +140,6 @@ SPILLS = {
     "rows of 656 bytes in pairs by index, shared keys": (24, "mla_widenpair", latent(128, 1) | STORED, True),
     "rows of 656 bytes in pairs, shared keys": (8, "mla_widenpair", latent(128, 64) | STORED, True),
     "latent rows of 16 heads": (8, "mla_decode", latent(16, 64, rows=64), False),
-    # These read a word again for each key tile. Five budgets of registers did not change it.
-    "scales of tokens, functions": (16, "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, False),
-    "scales of tokens, functions, shared keys": (24, "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, True),
 }  # fmt: skip
 # In the last, the load warp has its own address.
 QUICK = (
@@ -162,7 +167,8 @@ BACKWARD = {
 
 
 def config_of(family: str, choices: dict, shared: bool, arch: str) -> FA4Config:
-    config = choose_config(family=family, mask=masks.Causal(), write_lse=True, arch=arch, **choices)
+    choices = dict(mask=masks.Causal(), write_lse=True) | choices
+    config = choose_config(family=family, arch=arch, **choices)
     if shared:
         config = split_configs(config, True, shared=True)[0]
     assert config.schedule.family == family and not config.refusals()

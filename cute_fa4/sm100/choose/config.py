@@ -128,6 +128,12 @@ class FA4Config(Problem):
         return asked is not None and asked(self)
 
     @property
+    def row_again(self) -> bool:
+        """Whether softmax computes what it knows of a row again after its loop over whole tiles (computed_again)."""
+        asked = getattr(self.schedule, "row_again", None)
+        return asked is not None and asked(self)
+
+    @property
     def cluster_parts(self) -> int:
         """CTAs of a cluster that share the keys of a block; 1: a CTA has a block to itself, or a part of its keys."""
         return getattr(self.schedule, "cluster_parts", 1)

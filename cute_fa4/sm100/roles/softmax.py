@@ -18,7 +18,14 @@ from cutlass import Int32
 
 from ..steps import lagged, lost_weights, row_math, token_scales
 from ..steps.row_math import RowState
-from ..steps.scores import first_state, log2_scale, row_context, whole_tiles, write_lse
+from ..steps.scores import (
+    computed_again,
+    first_state,
+    log2_scale,
+    row_context,
+    whole_tiles,
+    write_lse,
+)
 from ..steps.warpgroup import RowContext, Share, Warpgroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import block_lists
@@ -58,6 +65,8 @@ def tiles_in_range(
             for n in cutlass.range(begin, whole.end, stride, unroll=1):
                 state = lagged_step(cfg, order, group, share, n, state, masked=False)
     begin = order.next_tile(cfg, work, whole.end, i)
+    row = computed_again(cfg, group.args, work, order.q_tile(cfg, work, i), share.row)
+    share = replace(share, row=row)
     if cutlass.const_expr(cfg.reads_by_quarter):
         whole_from = order.next_tile(cfg, work, whole.begin, i)
         exact_end = lagged.masked_exact_end(cfg, work, whole_from, whole.end, begin, end)

@@ -1,6 +1,7 @@
 """Operations of a softmax thread on the scores of its row in one key tile, and its facts about the row."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import cutlass
@@ -10,7 +11,7 @@ from cutlass import Float32, Int32, select_
 from ...layouts.scalars import minimum
 from ...scales import ROW
 from ..blueprint.score_inputs import Aux
-from ..instructions import exp2, tensor_memory
+from ..instructions import exp2, tensor_memory, threads
 from ..sync.kernel_args import KernelArgs
 from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
@@ -150,6 +151,14 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     return RowContext(thread, q_index, head, limited, factor)
 
 
+def computed_again(cfg, args: KernelArgs, work: Work, i, row: RowContext) -> RowContext:
+    """The same row. Its place and its bands are new values, for which the code before this needs no registers."""
+    if not cfg.row_again:
+        return row
+    again = row_context(cfg, args, work, i, threads.number_again())
+    return replace(again, factor=row.factor)
+
+
 def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -> RowState:
     """The state of a row that has seen no key: empty, or the sink, in the units of the scores.
 
@@ -240,7 +249,10 @@ def write_lse(
     factor: of the scores, in addition to the softmax scale, or None
     mine: whether this warpgroup writes it: True, or a Boolean of the kernel
     """
-    thread, _, _ = cute.arch.thread_idx()
+    if cutlass.const_expr(cfg.row_again):
+        thread = threads.number_again()
+    else:
+        thread, _, _ = cute.arch.thread_idx()
     place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
     writes = results.is_row(cfg, args, work, place)
     if cutlass.const_expr(mine is not True):

@@ -135,6 +135,15 @@ class TwoTiles(RowSchedule):
         """Also over pages on sm_103a: the load warp of packed queries had no register for the common address."""
         return super().load_apart(problem) or self.budget(problem) == "pages, sm_103a"
 
+    def row_again(self, problem: Problem) -> bool:
+        """Whether softmax computes its row's place and bands anew after the loop over whole key tiles.
+
+        With scales of keys and a score function, ptxas spilled them there, although 30 registers were free. Under a
+        lower bound the loop before that one needs the bands too, and ptxas spills nothing.
+        """
+        scaled = problem.token_scales and problem.score_mod is not None
+        return bool(scaled) and not problem.mask.has_lower_bound
+
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
 

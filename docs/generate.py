@@ -183,8 +183,9 @@ reasons are as above:
 Rows of 576 bytes, under queries of 16 bits, have 8-bit RoPE columns: they come through `kv_full` as a fifth slab,
 dequantize raises `rope_full` with 256 threads, and awaits `rope_empty`.
 
-More than 32 query rows over rows of 656 bytes run on CTA pairs (`latent/pair_dequantized/barriers.py`), whose
-dequantizing warps copy from one ring to another:
+More than 32 query rows over such a cache run on CTA pairs (`latent/pair_dequantized/barriers.py`), whose
+dequantizing warps copy from one ring to another. 8-bit RoPE columns have `stored_rope_full` and
+`stored_rope_empty`, too:
 
 ```
 {rows_pair.text()}

@@ -207,6 +207,18 @@ VARIANTS = {
         "descales": "kv",
         "latent": True,
     },
+    "latent pair of 8 bits, queries of 16": {
+        **PAGES,
+        "page_size": 64,
+        "group": 128,
+        "head_dim": 576,
+        "head_dim_v": 512,
+        "pack_gqa": True,
+        "family": "mla_widenpair",
+        "kv_dtype": "e4m3",
+        "descales": "kv",
+        "latent": True,
+    },
     "latent rows pair": {
         **PAGES,
         "page_size": 64,

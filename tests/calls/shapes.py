@@ -86,6 +86,7 @@ SHAPES = (
     Shape(1, head_dim=576, heads=128),
     Shape(1, head_dim=576, heads=16, of_rows=True, kv_dtype="e4m3"),
     Shape(1, head_dim=576, heads=16, kv_dtype="e4m3", stays=True),
+    Shape(1, head_dim=576, heads=48, kv_dtype="e4m3", stays=True),
     Shape(1, head_dim=576, heads=48, of_rows=True, kv_dtype="e4m3"),
 )
 

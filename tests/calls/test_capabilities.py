@@ -191,7 +191,7 @@ def test_a_latent_cache_is_asked_about_by_its_name():
         (dict(group=16), ("mla_decode",)),  # q is quantized
         (dict(group=16, q_quantize="never"), ("mla_widen",)),
         (dict(group=128, q_quantize="auto"), ("mla_pair",)),
-        (dict(group=128, q_quantize="never"), ("mla_widen",)),
+        (dict(group=128, q_quantize="never"), ("mla_widenpair",)),
     ):
         assert {row.families for row in capabilities(**of_16, **said)} == {families}
     [four] = capabilities(**of_16 | dict(kv_dtype="e2m1"), arch="sm_100a")

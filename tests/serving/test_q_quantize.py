@@ -265,7 +265,7 @@ def test_over_a_latent_cache_calls_and_lists_decide_alike(said, variable, stays,
     repeat.clear()
     found = configs_for_model(**LATENT, q_quantize=said)
     families = {c.schedule.family for c in found if isinstance(c, FA4Config)}
-    assert families == ({"mla_widen"} if stays else {"mla_decode", "mla_pair"})
+    assert families == ({"mla_widen", "mla_widenpair"} if stays else {"mla_decode", "mla_pair"})
     of_one = dict(latent=True, group=16) | ONE_ROW
     [row] = capabilities(**of_one, q_quantize=said)
     assert row.families == ("mla_widen" if stays else "mla_decode",)

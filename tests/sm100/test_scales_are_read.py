@@ -47,6 +47,10 @@ PROBLEMS = {
         {**LATENT, "kv_dtype": "e4m3", "group": 16, "family": "mla_widen"},
         ("kvo", "KVo"),
     ),
+    "LatentRowsPair of 576 bytes": (
+        {**LATENT, "kv_dtype": "e4m3", "group": 128, "family": "mla_widenpair"},
+        ("kvo",),
+    ),
     "LatentRowsPair": ({**ROWS, "group": 128, "family": "mla_widenpair"}, ()),
 }
 KERNELS = {

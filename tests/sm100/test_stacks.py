@@ -127,6 +127,12 @@ CASES = {
         latent(32, 1, rows=32) | dict(kv_dtype="e4m3", descales="KV"),
         True,
     ),
+    "rows of 576 bytes in pairs": ("mla_widenpair", latent(128, 64) | dict(kv_dtype="e4m3", descales="kv"), False),
+    "rows of 576 bytes in pairs, gathered": (
+        "mla_widenpair",
+        latent(128, 5) | dict(kv_dtype="e4m3", descales="kv"),
+        False,
+    ),
     "rows of 576 bytes, fp16": (
         "mla_widen",
         latent(32, 64, rows=32) | dict(qkv_dtype="fp16", kv_dtype="e4m3", descales="kv"),

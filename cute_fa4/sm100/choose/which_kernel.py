@@ -2,9 +2,8 @@
 
     >>> print(table())
     a call with                                       family
-    a latent cache of 656 bytes a row, up to 32 rows  mla_widen
-    the same, more rows                               mla_widenpair
     a latent cache of 8 bits, q of 16 ******          mla_widen
+    the same, more rows                               mla_widenpair
     a latent cache, up to 64 rows *****               mla_decode
     the same, more rows                               mla_pair
     q and k with scales of blocks                     mhamx
@@ -29,7 +28,7 @@
           CUTE_FA4_BATCH_INVARIANT=on
     ****  a rule of lengths, as known from metadata (choose/pays.py)
     ***** with scales of keys any number, in tiles of 64
-    ****** where q stays so (q_quantize): any number of rows, in tiles of up to 32
+    ****** rows of 656 bytes, and of 576 where q stays so (q_quantize), up to 32; with scales of keys any number
 
     which_kernel(Call(...), lengths)    the kernel of one call
     kernels_of(Call(...))               those that calls of any length may meet, by the same rules
@@ -187,13 +186,12 @@ class Call:
         """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
         if self.latent:
             rows = self.rows or latent_rows(self.seqlen_q if self.length_chooses else 1, self.group)
-            if self.kv_dtype is not None and not self.of_rows:
-                return True, self.rows or min(rows or LATENT_ROWS[-1], LatentRows.latent_rows)
-            if rows is None and (self.invariant or self.has_unpaired_scales):
+            alone, dequantizes = self.invariant or self.has_unpaired_scales, self.dequantizes_latent
+            if rows is None and alone:
                 rows = LATENT_ROWS[-1]
-            if self.invariant and self.of_rows:
+            if alone and dequantizes:
                 rows = min(rows, LatentRows.latent_rows)
-            fits = not self.of_rows or self.rows or (rows or 0) <= LatentRows.latent_rows
+            fits = not dequantizes or self.rows or (rows or 0) <= LatentRows.latent_rows
             return True, rows if fits else None
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
@@ -206,6 +204,11 @@ class Call:
                 return dequantized_tile(self.group, self.pack_gqa)
             return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
+
+    @property
+    def dequantizes_latent(self) -> bool:
+        """Whether a latent cache has 8 bits, in rows of 656 bytes or of 576, under a q of 16."""
+        return self.latent and (self.of_rows or self.kv_dtype is not None)
 
     @property
     def keeps_q(self) -> bool:
@@ -310,9 +313,8 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("a latent cache of 656 bytes a row, up to 32 rows", LatentRows, lambda c: c.of_rows and c.few),
-    Rule("the same, more rows", LatentRowsPair, lambda c: c.of_rows),
-    Rule("a latent cache of 8 bits, q of 16 ******", LatentRows, lambda c: c.latent and c.kv_dtype),
+    Rule("a latent cache of 8 bits, q of 16 ******", LatentRows, lambda c: c.dequantizes_latent and c.few),
+    Rule("the same, more rows", LatentRowsPair, lambda c: c.dequantizes_latent),
     Rule("a latent cache, up to 64 rows *****", LatentTile, lambda c: c.latent and c.few),
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),

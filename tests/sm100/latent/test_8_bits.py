@@ -29,6 +29,7 @@ CALLS = {
     "a scale for each row, shared keys": (16, 1, 16, (1030, 5, 0), {"of_rows": True}, "hostile"),
     "pairs, half of the queries each": (48, 2, 64, (300, 129), {"causal": True}, "random"),
     "q stays, shared keys": (16, 1, 64, (300, 5, 0), NEVER, "hostile"),
+    "q stays, pairs": (128, 1, 64, (200,), NEVER | {"num_splits": 1}, "in_order"),
 }
 FURTHER = {
     "64 rows, gathered": (64, 1, 5, (300,), {"num_splits": 2}, "hostile"),
@@ -54,7 +55,7 @@ FURTHER = {
         "in_order",
     ),
     "queries of 16 bits, pairs": (128, 1, 64, (200,), {"num_splits": 1, "wide": True}, "in_order"),
-    "q stays, 32 rows, a scale for each row": (
+    "q stays, tiles of 32 rows, a scale for each row": (
         48,
         2,
         64,
@@ -78,7 +79,22 @@ FURTHER = {
         NEVER | {"dtype": torch.float8_e5m2},
         "random",
     ),
-    "q stays, four tiles of 32 rows": (128, 1, 16, (200,), NEVER | {"num_splits": 1}, "in_order"),
+    "q stays, pairs, half of the queries each": (
+        48,
+        2,
+        64,
+        (400, 129, 0),
+        NEVER | {"causal": True},
+        "hostile",
+    ),
+    "q stays, pairs, gathered, fp16": (
+        128,
+        1,
+        5,
+        (600, 7),
+        NEVER | {"num_splits": 2, "q_dtype": torch.float16},
+        "random",
+    ),
 }
 
 

@@ -21,7 +21,7 @@ from ...blueprint.problem import Problem
 from ...few_rows.barriers import S_BUFFERS
 from ..schedule import LatentTile, depths_not_built
 from . import barriers
-from .formats import STORED, RowFormat, format_of
+from .formats import STORED, format_of
 from .smem_map import ROPE_SLOTS, RowsSmem, slots_that_fit, smem_map
 from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
@@ -72,9 +72,9 @@ class LatentRows(LatentTile):
         return not_built(problem)
 
 
-def not_built(problem: Problem, row: RowFormat | None = None) -> list[str]:
-    """Reasons why this family does not support a problem. row: the only format of rows, or None."""
-    row = row or format_of(problem)
+def not_built(problem: Problem) -> list[str]:
+    """Reasons why this family does not support a problem."""
+    row = format_of(problem)
     rows = f"rows of {row.nbytes} bytes"
     why = []
     for name, accepted in row.fields:

@@ -1,1 +1,1 @@
-"""The family for more than 32 rows over a latent cache of 656 bytes a row: pairs of CTAs, each dequantizes half."""
+"""The family for pairs of CTAs over a latent cache of 8 bits under queries of 16 (MLA), dequantized in each CTA."""

@@ -1,4 +1,4 @@
-"""Every mbarrier of a pair of CTAs over rows of 656 bytes: both have all of them, at the same places.
+"""Every mbarrier of a pair of CTAs over rows of 8 bits: both have all of them, at the same places.
 
 As in latent/pair/barriers.py, but units pass through two rings: each CTA fills and empties its own ring of stored
 units, and its dequantize warps fill the ring that the MMAs of both CTAs read.
@@ -37,6 +37,10 @@ rope_empty    rope_full
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
+
+Rotary columns that are dequantized have their own place as they are stored: stored_rope_full and
+stored_rope_empty are as stored_full and stored_empty. Then dequantize 8 (at 0) raises rope_full, and dequantize awaits
+rope_empty.
 """
 
 from ...blueprint.barriers import Arrivals, Barrier, BarrierTable, announced_bytes, changed_rows
@@ -50,15 +54,19 @@ STORED_SLOT = "stored_slot"
 
 
 def table(
-    warps: RowsPairWarpRoles, kv_slots: int, stored_slots: int, rope_slots: int
+    warps: RowsPairWarpRoles,
+    kv_slots: int,
+    stored_slots: int,
+    rope_slots: int,
+    dequantizes_rope: bool,
 ) -> BarrierTable:
-    """The table of a kernel with rings of this many slots."""
+    """The table of a kernel with rings of this many slots. dequantizes_rope: of a format of rows."""
     numbers = dict(pair.table(warps, kv_slots).numbers)
     numbers |= {STORED_SLOT: stored_slots, ROPE_SLOT: rope_slots}
-    return BarrierTable(rows(warps), numbers)
+    return BarrierTable(rows(warps, dequantizes_rope), numbers)
 
 
-def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
+def rows(warps: RowsPairWarpRoles, dequantizes_rope: bool) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a pair, with dequantization between two rings."""
     number = len(warps.dequantize) // DEQUANTIZE_GROUPS  # warps that dequantize a unit
     wide = (Arrivals("dequantize", CTAS * number, "at 0"),)
@@ -69,12 +77,20 @@ def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
         "pv_done": {"means": "O is complete so far, P is read"},
         **of_queue(warps),
     }
-    return changed_rows(pair.rows(warps), changed, behind={"kv_empty": _of_stored(read)})
+    behind = {
+        "kv_empty": _of_stored(read, "stored", STORED_SLOT, "a unit is ready as it is stored")
+    }
+    if dequantizes_rope:
+        changed["rope_full"] = {"raised_by": wide}
+        changed["rope_empty"] = {"awaited_by": "dequantize"}
+        there = "rotary columns are ready as they are stored"
+        behind["rope_empty"] = _of_stored(read, "stored_rope", ROPE_SLOT, there)
+    return changed_rows(pair.rows(warps), changed, behind=behind)
 
 
-def _of_stored(read: Arrivals) -> tuple[Barrier, ...]:
-    load, there = announced_bytes("load"), "a unit is ready as it is stored"
+def _of_stored(read: Arrivals, ring: str, slot: str, there: str) -> tuple[Barrier, ...]:
+    load, full, empty = announced_bytes("load"), f"{ring}_full", f"{ring}_empty"
     return (
-        Barrier("stored_full", STORED_SLOT, (load,), "dequantize", there, "stored_empty"),
-        Barrier("stored_empty", STORED_SLOT, (read,), "load", "it has been read", "stored_full"),
+        Barrier(full, slot, (load,), "dequantize", there, empty),
+        Barrier(empty, slot, (read,), "load", "it has been read", full),
     )

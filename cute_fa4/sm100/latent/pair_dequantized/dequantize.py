@@ -13,7 +13,7 @@ An e4m3 value is exact in fp16 and in float32; its product with the scale is rou
     kv_full               one arrival per warp, in CTA 0
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -23,14 +23,13 @@ from cute_fa4.layouts.scalars import choose
 
 from ...blueprint.chip import WARP_SIZE
 from ...pair.sync import PairProducer, arrive_at_leader
-from ...steps import row_math
-from ...steps.pieces import WORDS, as_fp16, load_piece, numbers_of
+from ...steps.pieces import WORDS, load_piece
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
-from ..dequantized.formats import SCALE_LINE_BYTES
+from ..dequantized.dequantize import ROPE_HALF, dequantized
 from ..dequantized.tiles import WIDE_BYTES
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
 from .warp_roles import DEQUANTIZE_GROUPS
@@ -48,32 +47,46 @@ class Position:
 
     stored: Slot
     wide: Slot
+    rope: Slot | None = None
 
 
 @dataclass(frozen=True)
 class Dequantizer:
-    """The dequantize warps' end of both rings; slot counts are even, so each warpgroup has its own slots."""
+    """The dequantize warps' end of both rings; slot counts are even, so each warpgroup has its own slots.
+
+    stored_rope, wide_rope    those of rotary columns, with a slot each; None: they have 16 bits
+    """
 
     stored: KVConsumerPipeline
     wide: PairProducer
+    stored_rope: KVConsumerPipeline | None = None
+    wide_rope: PairProducer | None = None
 
     def first(self, group) -> Position:
         """First position of a warpgroup; its number is that of its first unit."""
         wide = self.wide.first()
-        return Position(Slot(group, Int32(0)), Slot(group, wide.phase))
+        rope = None if self.stored_rope is None else Slot(Int32(0), Int32(0))
+        return Position(Slot(group, Int32(0)), Slot(group, wide.phase), rope)
 
     def next(self, at: Position) -> Position:
         """The position after this unit and that of the other warpgroup."""
         stored, wide = at.stored, at.wide
         for _ in range(DEQUANTIZE_GROUPS):
             stored, wide = stored.next(self.stored.slots), wide.next(self.wide.slots)
-        return Position(stored, wide)
+        return Position(stored, wide, at.rope)
 
     def drain(self, at: Position):
         """Wait for the last commits of CTA 0 on this warpgroup's slots: the CTA must not exit before them."""
         for _ in range(self.wide.slots // DEQUANTIZE_GROUPS):
             self.wide.acquire(at.wide)
             at = self.next(at)
+        if self.wide_rope is not None:
+            self.wide_rope.acquire(free_of(at.rope))
+
+
+def free_of(rope: Slot) -> Slot:
+    """The position of the writer of a slot whose reader is at `rope`."""
+    return Slot(rope.index, rope.phase ^ 1)
 
 
 @dataclass(frozen=True)
@@ -94,19 +107,25 @@ class Place:
 
 def scales_of_key(cfg, address, place: Place, second) -> list:
     """Scales of columns 0-127 and 256-383 of this thread's key, or (second) of the next 128 after each."""
-    words = load_piece(address + cfg.tiles.scales_at + place.key * SCALE_LINE_BYTES)
+    row = cfg.tiles.row
+    if row.scales_at is None:
+        return [None] * (UNITS // DEQUANTIZE_GROUPS)
+    words = load_piece(address + cfg.tiles.scales_at + place.key * row.scale_line_bytes)
     return [
         Int32(choose(second, words[i + 1], words[i])).bitcast(Float32)
         for i in range(0, len(words), 2)
     ]
 
 
-def read_unit(cfg, address, place: Place) -> list:
-    """This thread's values, four per word. The swizzle keeps the second half of a line 64 bytes from the first."""
+def read_unit(cfg, address, place: Place, columns: int = HALF) -> list:
+    """This thread's values, four per word: half of the first 2 * columns ones of its key.
+
+    The swizzle keeps the second half of a line as many bytes from the first.
+    """
     words = []
-    for column in range(0, HALF, PIECE_BYTES):
+    for column in range(0, columns, PIECE_BYTES):
         words += load_piece(
-            address + (cfg.tiles.stored_tile.offset(place.key, column) ^ place.half * HALF)
+            address + (cfg.tiles.stored_tile.offset(place.key, column) ^ place.half * columns)
         )
     return words
 
@@ -116,8 +135,7 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
     tile = cfg.tiles.k_tile
     chunk = address + place.half * tile.chunk_bytes
     for first in range(0, HALF, NUMBERS):
-        numbers = numbers_of(as_fp16(words[first // 4 :][:WORDS_AT_ONCE], cfg.kv_dtype))
-        wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
+        wide = dequantized(cfg, words[first // 4 :][:WORDS_AT_ONCE], scale)
         for piece in range(len(wide) // WORDS):
             column = first + piece * PIECE_BYTES // WIDE_BYTES
             four = wide[WORDS * piece : WORDS * (piece + 1)]
@@ -145,6 +163,27 @@ def two_units(cfg, smem: Smem, rings: Dequantizer, at: Position, place: Place, s
 
 
 @cute.jit
+def rotary_columns(
+    cfg: cutlass.Constexpr, smem: Smem, rings: Dequantizer, rope: Slot, place: Place
+):
+    """Dequantize the rotary columns of this CTA's half of the keys: one warpgroup does it."""
+    if place.group == 0:
+        rings.stored_rope.wait(rope)
+        words = read_unit(cfg, smem.stored_rope_address, place, ROPE_HALF)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(rings.stored_rope.empty + rope.index)
+        rings.wide_rope.acquire(free_of(rope))
+        tile, wide = cfg.tiles.rope_tile, dequantized(cfg, words, None)
+        for piece in cutlass.range_constexpr(len(wide) // WORDS):
+            inside = tile.offset(place.key, piece * PIECE_BYTES // WIDE_BYTES)
+            inside = inside ^ place.half * (ROPE_HALF * WIDE_BYTES)
+            store_piece(smem.rope_address + inside, wide[WORDS * piece : WORDS * (piece + 1)])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        arrive_at_leader(rings.wide_rope.full + rope.index, of_shared=True)
+
+
+@cute.jit
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
@@ -162,6 +201,11 @@ def run(
             for turn in cutlass.range(turns, unroll=1):  # K, then V of turns - 1 key tiles
                 second = choose(turn == 0, place.group, rank_in_cluster()) != 0
                 at = two_units(cfg, smem, rings, at, place, second)
+                if cutlass.const_expr(cfg.tiles.row.dequantizes_rope):
+                    if turn == 0:
+                        rotary_columns(cfg, smem, rings, at.rope, place)
+                    phase = at.rope.phase ^ choose(turn == 0, 1, 0)
+                    at = replace(at, rope=Slot(at.rope.index, phase))
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
     rings.drain(at)

@@ -1,4 +1,4 @@
-"""SM100MLAWidenPair: decode from a latent cache of 656 bytes a row for 33 to 128 query rows, by pairs of CTAs.
+"""SM100MLAWidenPair: decode from a latent cache of 8 bits for 33 to 128 query rows of 16, by pairs of CTAs.
 
 Tiles of 32 rows (latent/dequantized/) each dequantize every row of the cache. Here two CTAs share 128 rows and every
 MMA, as in latent/pair/, and each dequantizes its own operands: half of the keys as K, half of the columns as V.
@@ -32,7 +32,7 @@ from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot, TMAProducerPipeline
-from ..dequantized.formats import SCALE_LINE_BYTES
+from ..barriers import ROPE_SLOT
 from ..dequantized.tiles import COLUMNS_OF_SCALE
 from ..pair import load as pair_load
 from ..pair import products, softmax
@@ -72,15 +72,18 @@ class RowsPairCTA(LatentPairCTA):
 
 
 class SM100MLAWidenPair(SM100MLAPair):
-    """Forward attention on SM100 over a latent cache of 656 bytes a row: two CTAs of 640 threads."""
+    """Forward attention on SM100 over a latent cache of 8 bits: two CTAs of 640 threads."""
 
     consumer_pipeline = WideConsumer
 
     def kv_operands(self, mK, mV):
         """Operands of one cache, all in mK: units and scales take the place of K, rotary columns that of V."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
-        rope = self.rope_operand(mK, k)
-        return replace(k, rest=tma.narrow_operand(self.cfg, mK, SCALE_LINE_BYTES)), rows, rope, rows
+        row = self.cfg.tiles.row
+        rope = k if row.dequantizes_rope else self.rope_operand(mK, k)
+        if row.scale_line_bytes:
+            k = replace(k, rest=tma.narrow_operand(self.cfg, mK, row.scale_line_bytes))
+        return k, rows, rope, rows
 
     def rope_operand(self, mK, k: KVOperand) -> KVOperand:
         """Boxes as for units, but they signal the mbarrier of CTA 0; gathered rows select it in each copy."""
@@ -98,10 +101,19 @@ class SM100MLAWidenPair(SM100MLAPair):
         ring = table.ring(mbarriers, "stored", STORED_SLOT)
         with_scales, without = (tiles.stored_bytes,), tiles.scales_at
         stored = TMAProducerPipeline(**ring, k_bytes=with_scales, v_bytes=without)
-        given = vars(cta) | dict(
-            producer=replace(cta.producer, units=stored),
-            dequantizer=Dequantizer(KVConsumerPipeline(**ring), cta.producer.units),
-        )
+        producer = replace(cta.producer, units=stored)
+        dequantizer = Dequantizer(KVConsumerPipeline(**ring), cta.producer.units)
+        consumer = cta.consumer
+        if tiles.row.dequantizes_rope:
+            consumer = replace(
+                consumer, rope=WideConsumer(**table.ring(mbarriers, "rope", ROPE_SLOT))
+            )
+            ring, nbytes = table.ring(mbarriers, "stored_rope", ROPE_SLOT), tiles.stored_rope_bytes
+            stored_rope, wide_rope = KVConsumerPipeline(**ring), producer.rope
+            dequantizer = replace(dequantizer, stored_rope=stored_rope, wide_rope=wide_rope)
+            rope = TMAProducerPipeline(**ring, k_bytes=(nbytes,), v_bytes=nbytes)
+            producer = replace(producer, rope=rope)
+        given = vars(cta) | dict(producer=producer, consumer=consumer, dequantizer=dequantizer)
         return RowsPairCTA(**given)
 
     @cute.jit

@@ -5,8 +5,9 @@
     at the end                             V(last) ...
 
 The first two of four units bring scales: two warpgroups take units in turn and keep the scales for their next unit.
-Only the dequantize warps of this CTA wait for its units. The rotary columns go where the MMAs of both CTAs read them,
-and signal the mbarrier of CTA 0. TMA fills rows past the end of a sequence with zeros, scales included.
+Only the dequantize warps of this CTA wait for its units. Rotary columns of 16 bits go where the MMAs of both CTAs read
+them, and signal the mbarrier of CTA 0; those of 8 bits go to a place of this CTA, for its dequantize warps. TMA fills
+rows past the end of a sequence with zeros, scales included.
 """
 
 from dataclasses import replace
@@ -21,7 +22,6 @@ from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...operands.tma import KVOperand
 from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import Slot
-from ..dequantized.formats import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 from ..pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
 from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 from .warp_roles import DEQUANTIZE_GROUPS
@@ -53,20 +53,27 @@ def load_unit(cfg, args: KernelArgs, smem: Smem, kv, rows, block, slot: Slot, sc
     load_bytes(cfg, args.k, address, mbarrier, rows, block * UNIT_COLUMNS, SPAN_BYTES)
     if scales:
         places = address + cfg.tiles.scales_at
-        load_bytes(cfg, args.k.rest, places, mbarrier, rows, SCALES_AT, SCALE_LINE_BYTES)
+        row = cfg.tiles.row
+        of_scales = row.scales_at, row.scale_line_bytes
+        load_bytes(cfg, args.k.rest, places, mbarrier, rows, *of_scales)
     return kv.units.commit_step(slot)
 
 
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
     """Load this CTA's half of the keys, with all columns, and their scales once per dequantize warpgroup."""
     rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
-    slot = at.unit
+    slot, row = at.unit, cfg.tiles.row
     for block in range(cfg.tiles.k_units):
-        slot = load_unit(cfg, args, smem, kv, rows, block, slot, block < DEQUANTIZE_GROUPS)
+        scales = row.scales_at is not None and block < DEQUANTIZE_GROUPS
+        slot = load_unit(cfg, args, smem, kv, rows, block, slot, scales)
     kv.rope.acquire(at.rope)
     mbarrier = kv.rope.get_v(at.rope)
-    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    load_bytes(cfg, args.v, address, mbarrier, rows, ROPE_AT, SPAN_BYTES, CTAS)
+    if row.dequantizes_rope:
+        place = smem.stored_rope_address
+        load_bytes(cfg, args.k, place, mbarrier, rows, row.rope_at, SPAN_BYTES)
+    else:
+        address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+        load_bytes(cfg, args.v, address, mbarrier, rows, row.rope_at, SPAN_BYTES, CTAS)
     return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
 
 
@@ -77,5 +84,6 @@ def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slo
     for output in range(tiles.outputs):
         for rows in parts:
             block = CTAS * output + rank
-            slot = load_unit(cfg, args, smem, kv, rows, block, slot, output == 0)
+            scales = tiles.row.scales_at is not None and output == 0
+            slot = load_unit(cfg, args, smem, kv, rows, block, slot, scales)
     return slot

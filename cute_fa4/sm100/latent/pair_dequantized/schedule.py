@@ -1,10 +1,10 @@
-"""LatentRowsPair: 128 query rows over rows of 656 bytes by two CTAs that share MMAs; each dequantizes its operands.
+"""LatentRowsPair: 128 query rows over a latent cache of 8 bits by two CTAs that share MMAs; each dequantizes.
 
     FA4Config(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32", qk_depth=576, ov_depth=512, latent=True, group=128,
               pack_gqa=True, kv_layout="paged", page_size=64, seqused_k=True, schedule=LatentRowsPair())
 
 Tensor memory is that of latent/pair/schedule.py; shared memory has a ring of stored units in addition to the
-ring of dequantized units: docs/decisions/0029.
+ring of dequantized units: docs/decisions/0029. Without rope_dtype and scale_dtype rows have 576 bytes.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.problem import Problem
-from ..dequantized.formats import OF_656
 from ..dequantized.schedule import not_built as rows_not_built
 from ..pair import schedule as pair
 from ..pair.schedule import LatentPair
@@ -40,7 +39,12 @@ class LatentRowsPair(LatentPair):
         return layout(self.warps, self.tiles(problem))[1]
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = rows_not_built(problem, OF_656)
+        why = rows_not_built(problem)
+        if problem.token_scales:
+            why.append(
+                f"descales={problem.descales!r}: scales of each key are not supported for pairs over a latent cache: "
+                "use schedule=LatentRows(rows=32), or k and v, scales of each sequence"
+            )
         why += [reason for reason in pair.not_built(problem, stored={}) if reason not in why]
         return why
 
@@ -48,5 +52,6 @@ class LatentRowsPair(LatentPair):
 @lru_cache(maxsize=256)
 def layout(warps: RowsPairWarpRoles, tiles: RowsPairTiles) -> tuple[BarrierTable, RowsPairSmem]:
     """The barrier table, and the shared memory map with room for it."""
-    table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, ROPE_SLOTS)
+    of_rope = ROPE_SLOTS, tiles.row.dequantizes_rope
+    table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, *of_rope)
     return table, smem_map(tiles, warps, table)

@@ -5,6 +5,7 @@ q             73728                       Q: 64 rows of 576 columns
 kv            4 * 16384                   ring of dequantized units: 64 keys x 128 columns bf16
 stored        6 * 10240                   ring of stored units, with room for the scales of their keys
 rope          1 * 8192                    ring of the rotary columns of 64 keys
+stored_rope   8192                        the same of 8 bits, as they are stored, if they have 8
 p             16384                       P: 64 rows x 128 keys
 exchanged     2 * 1024                    a value of each softmax thread, for the other threads of its row
 work_queue    112
@@ -33,6 +34,7 @@ class RowsPairSmem(SmemMap):
     kv: Region
     stored: Region
     rope: Region
+    stored_rope: Region
     p: Region
     exchanged: Region
     work_queue: Region
@@ -47,6 +49,7 @@ def smem_map(tiles: RowsPairTiles, warps: RowsPairWarpRoles, table: BarrierTable
         kv=table.kv_slots * tiles.kv_slot_bytes,
         stored=table.numbers[STORED_SLOT] * tiles.stored_bytes,
         rope=table.numbers[ROPE_SLOT] * tiles.rope_slot_bytes,
+        stored_rope=tiles.stored_rope_bytes,
         p=tiles.p_tile.nbytes,
         exchanged=(warps.threads_of("softmax"), 2),
         work_queue=WORK_QUEUE_BYTES,

@@ -1,4 +1,4 @@
-"""RowsPairTiles: a tile of 128 query rows over rows of 656 bytes, shared by two CTAs; each dequantizes its operands.
+"""RowsPairTiles: a tile of 128 query rows over a latent cache of 8 bits, shared by two CTAs that each dequantize.
 
 Products, rows and units are those of latent/pair/tiles.py. Memory traffic is about half:
 
@@ -6,19 +6,27 @@ Products, rows and units are those of latent/pair/tiles.py. Memory traffic is ab
     stored                64 x 128 bytes, swizzled, and 64 x 32 bytes, of which 16 are the four scales of a key
     dequantized           64 x 128 bf16 values, swizzled, times the scale of their key
     rotary columns        64 x 128 bytes, bf16, not converted
+
+Rows of 576 bytes (dequantized/formats.py) have no scales, and their rotary columns are stored and dequantized as half
+of a unit.
 """
 
 from dataclasses import dataclass
 
 from cute_fa4.layouts.operand_tiles import KMajorTile
 
-from ..dequantized.formats import SCALE_LINE_BYTES
+from ..dequantized.formats import RowFormat, format_of
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
 
 
 @dataclass(frozen=True)
 class RowsPairTiles(LatentPairTiles):
     """LatentPairTiles, whose slots hold dequantized units, and the layout of stored units."""
+
+    @property
+    def row(self) -> RowFormat:
+        """The format of the rows of the cache."""
+        return format_of(self.problem)
 
     @property
     def stored_tile(self) -> KMajorTile:
@@ -33,4 +41,9 @@ class RowsPairTiles(LatentPairTiles):
     @property
     def stored_bytes(self) -> int:
         """Bytes of such a slot."""
-        return self.scales_at + UNIT_KEYS * SCALE_LINE_BYTES
+        return self.scales_at + UNIT_KEYS * self.row.scale_line_bytes
+
+    @property
+    def stored_rope_bytes(self) -> int:
+        """Bytes of the rotary columns of 64 keys as they are stored, where they are dequantized."""
+        return self.stored_tile.nbytes if self.row.dequantizes_rope else 0

@@ -23,6 +23,8 @@ PROBLEM = dict(
     seqused_k=True, **STORED,
 )  # fmt: skip
 
+OF_576 = dict(rope_dtype=None, scale_dtype=None)  # of the fields of STORED
+
 
 def config(**choices) -> FA4Config:
     return FA4Config(**PROBLEM | choices, schedule=LatentRowsPair())
@@ -52,11 +54,35 @@ def test_sizes():
     assert smem.nbytes <= SMEM_CAPACITY_BYTES < smem.nbytes + 10 * KIB
 
 
-def test_more_than_32_rows_of_a_sequence_are_those_of_a_pair():
+def test_rows_of_576_bytes_have_no_scales_and_a_place_for_stored_rotary_columns():
+    cfg, other = config(**OF_576), config()
+    assert cfg.refusals() == []
+    smem, numbers = cfg.smem, cfg.barriers.numbers
+    assert smem.stored.nbytes == numbers["stored_slot"] * 64 * 128
+    assert (smem.stored_rope.nbytes, other.smem.stored_rope.nbytes) == (64 * 128, 0)
+    assert smem.stored_rope.offset % KIB == 0 and smem.nbytes <= SMEM_CAPACITY_BYTES
+    more = dict(stored_rope_full=1, stored_rope_empty=4, rope_full=8)
+    assert {b.name: b.count for b in cfg.barriers.rows} == COUNTS | more
+    by_name = {b.name: (str(b.raised_by[0]), b.awaited_by) for b in cfg.barriers.rows}
+    assert by_name["rope_full"] == ("dequantize 8 (at 0)", "mma")
+    assert by_name["rope_empty"] == ("mma 1 (commit)", "dequantize")
+    assert by_name["stored_rope_full"] == ("load 1 (+ bytes)", "dequantize")
+    assert by_name["stored_rope_empty"] == ("dequantize 4", "load")
+
+
+def test_scales_of_each_key_are_those_of_tiles_of_32_rows():
+    [why] = config(**OF_576, descales="KV").refusals()
+    assert "descales='KV'" in why and "schedule=LatentRows(rows=32)" in why
+    call = Call("bf16", 576, 512, kv_dtype="e4m3", latent=True, group=128, descales="KV")
+    assert which_kernel(call)[::2] == ("mla_widen", 32)
+
+
+@pytest.mark.parametrize("stored", [dict(of_rows=True), dict(kv_dtype="e4m3")], ids=str)
+def test_more_than_32_rows_of_a_sequence_are_those_of_a_pair(stored):
     """Rows: queries times heads, padded to a power of two."""
     rows = {(1, 32): 32, (2, 16): 32, (1, 33): 64, (3, 16): 48, (1, 128): 128, (8, 128): 1024}
     for (queries, heads), needed in rows.items():
-        call = Call("bf16", 576, 512, latent=True, of_rows=True, group=heads, seqlen_q=queries)
+        call = Call("bf16", 576, 512, latent=True, **stored, group=heads, seqlen_q=queries)
         assert (which_kernel(call).family == "mla_widenpair") == (needed > 32), needed
 
 

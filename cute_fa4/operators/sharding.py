@@ -29,7 +29,6 @@ from cute_fa4.operands import BLOCKS, NAMES, OF_BATCH, OFFSETS, OPERANDS, SCALES
 from cute_fa4.operators.batching import SAME_FOR_ALL_SEQUENCES
 from cute_fa4.operators.spelling import function_of
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
-from cute_fa4.sm100.traced.shared import arguments_of
 from cute_fa4.sm100.traced.trace import Traced
 
 _MODULE = "torch.distributed.tensor"
@@ -329,7 +328,7 @@ def _forbidden(call: dict) -> set[str]:
 def _counted_by(function: ScoreMod) -> set[str]:
     """Cuts that a function would notice: a rank counts its own sequences and heads from 0."""
     traced = function.function
-    if isinstance(traced, Traced) and traced.nodes is not None:
-        return {_COUNTED[name] for name in arguments_of(traced.nodes) if name in _COUNTED}
+    if isinstance(traced, Traced) and traced.arguments is not None:
+        return {_COUNTED[name] for name in traced.arguments if name in _COUNTED}
     same_for_all = {"batch": SAME_FOR_ALL_SEQUENCES, "heads": _SAME_FOR_ALL_HEADS}
     return {role for role, same in same_for_all.items() if not function.key.startswith(same)}

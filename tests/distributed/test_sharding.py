@@ -7,6 +7,8 @@ sequences, or three, which two ranks share unevenly.
 import pytest
 import torch
 
+from cute_fa4.operators import sharding
+from cute_fa4.score_mods import ScoreMod
 from tests.distributed import dtensors
 from tests.distributed.pool import Failed
 from tests.operators import problems
@@ -185,6 +187,20 @@ CASES = {
     ),
     "merge": ("merge", parts, {}, OF_PARTS, HERE | {"parts": "R"}),
 }  # fmt: skip
+
+
+def test_a_backward_of_its_own_forbids_cuts_of_what_it_reads():
+    """A rank counts heads and sequences from 0, in the factor of a gradient as in the score."""
+
+    def plain(score, batch, head, q_idx, kv_idx):
+        return score + q_idx
+
+    by_position, by_head, by_sequence = (
+        ScoreMod.of(plain, backward=lambda grad, score, *at, axis=axis: grad * at[axis])
+        for axis in (2, 1, 0)
+    )
+    found = [sharding._counted_by(mod) for mod in (by_position, by_head, by_sequence)]
+    assert found == [set(), {"heads"}, {"batch"}]
 
 
 def registered() -> set[str]:

@@ -48,18 +48,14 @@ from .barriers import COMPUTE
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
 MOST_DEPTH = 256
-NARROW = (
-    192,
-    128,
-)  # head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores
+# Head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores.
+NARROW = 192, 128
 # Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are.
 RINGS = (3, 2), (2, 2), (2, 1)
 SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
-TILE_BITS, TURN_BITS = (
-    20,
-    10,
-)  # of an entry of a list: a tile or half of one, a head of the group (listed.py)
+# Of an entry of a list: a tile or half of one, a head of the group (listed.py).
+TILE_BITS, TURN_BITS = 20, 10
 
 
 @dataclass(frozen=True)
@@ -213,9 +209,8 @@ class Owner:
         """Shared memory with so many slots."""
         table = self._barriers(slots)
         ring = sum(number * tile.nbytes for number, tile in zip(slots, self.tiles, strict=True))
-        results = (
-            ROWS * self.result_columns * F32_BYTES
-        )  # over the own tiles, then over the ring (store.py)
+        # Stored over the own tiles, then over the ring (store.py).
+        results = ROWS * self.result_columns * F32_BYTES
         return BackwardSmem.of_sizes(
             own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
             ring=ring,

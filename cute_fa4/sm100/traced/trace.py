@@ -23,6 +23,7 @@ from ...system.messages import shown
 from . import expressions
 from .expressions import CAPTURED, INDICES, NeedsCompiler, Symbol, Untraceable
 from .read_tensors import Aux, Recorder
+from .shared import arguments_of
 from .slopes import GRAD, factor_of, operands_of, slope_of
 
 SCORE, MASK = "score_mod", "mask_mod"
@@ -135,6 +136,11 @@ class Traced:
                 "aux; accepted beside aux: functions of operators and functions of torch"
             )
         return Traced(self.kind, self.nodes, self.text, reads, factor)
+
+    @property
+    def arguments(self) -> set[str] | None:
+        """Names of the arguments that the value or the factor depends on; None: not known, of MLIR."""
+        return None if self.nodes is None else arguments_of(self.nodes + (self.factor or []))
 
     @property
     def has_slope(self) -> bool:

@@ -129,7 +129,7 @@ def _reason(call: dict) -> str | None:
 
 def _too_deep(call: dict) -> str | None:
     """Why there is no derivative for the head dims of a call."""
-    of_aux = any(x.requires_grad for x in call["aux_tensors"] or ())
+    of_aux = any(x.requires_grad for x in call.get("aux_tensors") or ())
     what, beside = (
         ("of aux_tensors for", " beside gradients of aux_tensors") if of_aux else ("for", "")
     )

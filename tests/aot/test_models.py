@@ -318,7 +318,7 @@ def test_queries_that_are_quantized_before_the_call_have_the_dtype_of_the_cache(
 def test_a_model_without_a_backward_pass_is_refused_by_name():
     model = dict(head_dim=64, heads_q=2, heads_kv=2, training=True)
     for wrong, text in (
-        (dict(head_dim=256), "depth=256: use a multiple of 8"),
+        (dict(head_dim=272), "depth=272: use a multiple of 8"),
         (dict(dtype="e4m3"), "dtype='e4m3': use 'bf16'"),
         (dict(calls=("paged",)), "accepted: 'dense', 'packed'"),
     ):

@@ -1,25 +1,25 @@
 """Which kernel a call gets: an ordered list of rules; the first rule that holds names the family.
 
     >>> print(table())
-    a call with                                       family
-    a latent cache of 8 bits, q of 16 ******          mla_widen
-    the same, more rows                               mla_widenpair
-    a latent cache, up to 64 rows *****               mla_decode
-    the same, more rows                               mla_pair
-    q and k with scales of blocks                     mhamx
-    k_rope of 8 bits under 16                         mharope
-    q of 16 bits over k of 8, up to 32 rows *         mhawiden
-    the same, more rows, where q stays so *           mhawiden2q
-    block_sparse_tensors, blocks of 256 queries       mha2q
-    block_sparse_tensors                              mha1q
-    up to 32 rows, no k_rope, no wide heads           mhaswap
-    wide heads **, more than 128 rows                 mhawidepair
-    wide heads **                                     mhawide
-    the same bits in every batch ***                  mha2q
-    up to 128 rows                                    mha1q
-    CUTE_FA4_PAIR=on, 16 bits, full or causal         mhapair
-    lengths for which pairs of CTAs pay ****          mhapair
-    anything else                                     mha2q
+    a call with                                  family
+    a latent cache of 8 bits, q of 16 ******     mla_widen
+    the same, more rows                          mla_widenpair
+    a latent cache, up to 64 rows *****          mla_decode
+    the same, more rows                          mla_pair
+    q and k with scales of blocks                mhamx
+    k_rope of 8 bits under 16                    mharope
+    q of 16 bits over k of 8, up to 32 rows *    mhawiden
+    the same, more rows, where q stays so *      mhawiden2q
+    block_sparse_tensors, blocks of 256 queries  mha2q
+    block_sparse_tensors                         mha1q
+    up to 32 rows, no k_rope, no wide heads      mhaswap
+    wide heads **, more than 128 rows            mhawidepair
+    wide heads **                                mhawide
+    the same bits in every batch ***             mha2q
+    up to 128 rows                               mha1q
+    CUTE_FA4_PAIR=on, 16 bits, full or causal    mhapair
+    lengths for which pairs of CTAs pay ****     mhapair
+    anything else                                mha2q
 
     *     with more rows, q is quantized to 8 bits before the call, as k is, unless it keeps 16 bits (q_quantize);
           then mhawiden has any number of rows where keys have scales

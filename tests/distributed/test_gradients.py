@@ -61,6 +61,7 @@ def test_the_gradient_of_a_sink_is_that_of_the_ranks_own_rows(pool):
         ),
         ("all_gather", "contiguous", {"causal": True, "cu_seqlens": [0, 5, 31, 45]}),
         ("all_to_all", "zigzag", {"window_size": (5, 30)}),
+        ("ring", "zigzag", {"causal": True, "head_dim": 256}),
     ],
 )
 def test_the_kernel_on_the_emulator_within_the_error_of_one_gpu(pool, layout, order, options):
@@ -68,6 +69,11 @@ def test_the_kernel_on_the_emulator_within_the_error_of_one_gpu(pool, layout, or
     q_shape, k_shape = (1, 48, 4, 64), (1, 48, 2, 64)
     if "head_dim_v" in options:  # DeepSeek's head dims of q and k; those of v are padded
         q_shape, k_shape = (1, 48, 4, 192), (1, 48, 2, 192)
+    if (
+        "head_dim" in options
+    ):  # kernels of their own for dK and dV, to which the ranks' parts are added
+        depth, options = options["head_dim"], {n: x for n, x in options.items() if n != "head_dim"}
+        q_shape, k_shape = (*q_shape[:-1], depth), (*k_shape[:-1], depth)
     if "cu_seqlens" in options:
         q_shape, k_shape = q_shape[1:], k_shape[1:]
     options = {"layout": layout, "order": order, **options}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cute_fa4.aot.models import CALLS, ON_REQUEST
-from cute_fa4.compiler.policy import QUANTIZE_IN_LISTS
+from cute_fa4.compiler.policy import BEFORE, QUANTIZE
 from cute_fa4.operands import LENGTHS, NAMES, OPERANDS
 from cute_fa4.sm100.choose.choose_config import FAMILIES
 
@@ -59,7 +59,8 @@ MODEL = {
     ),
     "q_quantize": Field(
         "text",
-        f"of such queries: {', '.join(QUANTIZE_IN_LISTS)}: they have kv_dtype; default: as calls that do not say",
+        f"of such queries: {', '.join(QUANTIZE)}, or {BEFORE}: they have kv_dtype already; "
+        "default: as calls that do not say",
     ),
     "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
     "o_dtype": Field(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cute_fa4 import dtypes
 from cute_fa4.aot.manifest import ExportError
-from cute_fa4.aot.model_dtypes import BEFORE
+from cute_fa4.compiler.policy import BEFORE
 
 # Served in 16 bits.
 DTYPES = {dtypes.DTYPES[name].torch_name: name for name in dtypes.UNQUANTIZED}

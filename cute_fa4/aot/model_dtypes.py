@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cute_fa4.compiler.policy import QUANTIZE_IN_LISTS
+from cute_fa4.compiler.policy import BEFORE
 from cute_fa4.dtypes import CACHED, QUANTIZED, UNQUANTIZED, is_quantized, row_of
 from cute_fa4.scales import ROW, Scales
-
-BEFORE = QUANTIZE_IN_LISTS[-1]
-"""q_quantize of a model whose calls get q quantized already."""
 
 WITHOUT_OUT = ("cascade", "latent")
 """Calls for which servers pass no out=, so that it has the default dtype of the functions."""

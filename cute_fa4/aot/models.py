@@ -24,7 +24,7 @@ from operator import index
 from pathlib import Path
 
 from cute_fa4.aot import model_launches
-from cute_fa4.aot.model_dtypes import BEFORE, Dtypes
+from cute_fa4.aot.model_dtypes import Dtypes
 from cute_fa4.aot.model_kernels import kernels_of_model
 from cute_fa4.aot.model_layouts import layouts_of, masks_of, ropes_of
 from cute_fa4.scales import Scales
@@ -120,7 +120,7 @@ def configs_for_model(
     dtypes = Dtypes(dtype, kv_dtype, o_dtype, Scales.of(descales))
     dtypes.check(calls)
     policy.check_quantize(q_quantize, policy.QUANTIZE_IN_LISTS)
-    if q_quantize == BEFORE:
+    if q_quantize == policy.BEFORE:
         parts = [configs_for_model(**given | each) for each in dtypes.quantised_before(calls)]
         return list(dict.fromkeys(itertools.chain(*parts)))
     policy.check_batch_invariant(batch_invariant)

@@ -73,8 +73,8 @@ PDL_VARIABLE = "CUTE_FA4_PDL"
 INVARIANT_VARIABLE = "CUTE_FA4_BATCH_INVARIANT"
 
 QUANTIZE = ("auto", "never")  # q_quantize of a call, besides None
-# Of a list of a model's kernels: also calls whose q has 8 bits already.
-QUANTIZE_IN_LISTS = (*QUANTIZE, "before")
+BEFORE = "before"  # q_quantize of a list of a model's kernels, whose calls get q quantized already
+QUANTIZE_IN_LISTS = (*QUANTIZE, BEFORE)
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 

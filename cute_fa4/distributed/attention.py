@@ -18,7 +18,7 @@ from cute_fa4.compiler import policy
 from cute_fa4.distributed import gradients
 from cute_fa4.distributed.backends import AXES, backend_of
 from cute_fa4.distributed.geometry import Band
-from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
+from cute_fa4.distributed.groups import Ranks, agree, check_answers, ranks_of
 from cute_fa4.distributed.layouts import LAYOUTS, Work
 from cute_fa4.distributed.orders import check_order, check_rows
 from cute_fa4.distributed.schedule import Problem
@@ -149,10 +149,7 @@ class _Choices(NamedTuple):
         layout, order, check, stages, return_lse = self
         if layout not in LAYOUTS:
             raise ValueError(f"layout: {layout!r}; accepted: {', '.join(map(repr, LAYOUTS))}")
-        if check not in CHECKS:
-            raise ValueError(f"check: {check!r}; accepted: {', '.join(map(repr, CHECKS))}")
-        if type(return_lse) is not bool:
-            raise TypeError(f"return_lse: a {type(return_lse).__name__}; accepted: True or False")
+        check_answers(check, return_lse)
         if isinstance(stages, bool) or not hasattr(stages, "__index__"):
             raise TypeError(f"stages: a {type(stages).__name__}; accepted: 1 to {MAX_STAGES}")
         if not 1 <= index(stages) <= MAX_STAGES:

@@ -37,7 +37,7 @@ from cute_fa4.distributed import transport
 from cute_fa4.distributed.attention import band_of, digest, refuse_invariance
 from cute_fa4.distributed.backends import AXES, backend_of
 from cute_fa4.distributed.geometry import Band
-from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
+from cute_fa4.distributed.groups import Ranks, agree, check_answers, ranks_of
 
 HEADS = ("split", "all")
 LSE_BYTES = 16  # per sent row: a float, and padding that keeps the next row aligned
@@ -276,10 +276,7 @@ def _interleave(interleave, k_cache, page_table, kv_layout) -> int:
 def _check_choices(q, heads, wire_dtype, check, return_lse, cu_seqlens_q, cache_seqlens) -> None:
     if heads not in HEADS:
         raise ValueError(f"heads: {heads!r}; accepted: {', '.join(map(repr, HEADS))}")
-    if check not in CHECKS:
-        raise ValueError(f"check: {check!r}; accepted: {', '.join(map(repr, CHECKS))}")
-    if type(return_lse) is not bool:
-        raise TypeError(f"return_lse: a {type(return_lse).__name__}; accepted: True or False")
+    check_answers(check, return_lse)
     check_rank("q", q, AXES[4 if cu_seqlens_q is None else 3])
     if q.numel() == 0:
         raise ValueError(f"q: shape {tuple(q.shape)}; accepted: at least one query and one head")

@@ -24,6 +24,14 @@ MAX_AGREED = 4096  # calls that a group remembers
 CHECKS = ("always", "first")
 
 
+def check_answers(check, return_lse) -> None:
+    """Refuse values of arguments that every call of several ranks has, by their names."""
+    if check not in CHECKS:
+        raise ValueError(f"check: {check!r}; accepted: {', '.join(map(repr, CHECKS))}")
+    if type(return_lse) is not bool:
+        raise TypeError(f"return_lse: a {type(return_lse).__name__}; accepted: True or False")
+
+
 @dataclass(frozen=True)
 class Ranks:
     """A process group from the view of one of its ranks."""

@@ -26,8 +26,8 @@ STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
 
 def multiply(owner, cta, tmem, slots: tuple, i: int):
     """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring; both are ready."""
-    tile, of_ring, behind = owner.own_tiles[i], owner.tiles[i], i * owner.own_tiles[0].nbytes
-    own, high, steps = mma_tile(tile, cta.own_address + behind, tile.num_steps)
+    tile, of_ring, offset = owner.own_tiles[i], owner.tiles[i], i * owner.own_tiles[0].nbytes
+    own, high, steps = mma_tile(tile, cta.own_address + offset, tile.num_steps)
     ring = ring_address(owner, cta, slots, i)
     other, other_high, other_steps = mma_tile(of_ring, ring, of_ring.num_steps)
     computes = InstructionDescriptor(ROWS, owner.other_rows, owner.dtype, owner.dtype)

@@ -30,7 +30,7 @@ def slope_of(nodes: list, by: int | None = None) -> list | None:
     >>> slope_of([["arg", "score"], ["mul", 0, {"int": 3}]])
     [['const', {'int': 3}]]
     """
-    by = _number_of_score(nodes) if by is None else by
+    by = _number_of("score", nodes) if by is None else by
     values: list = []
     slopes: list = []  # None: it does not depend on the variable
     for number, (op, *args) in enumerate(nodes):
@@ -40,9 +40,9 @@ def slope_of(nodes: list, by: int | None = None) -> list | None:
     return None if slopes[-1] is None else data_of(slopes[-1])
 
 
-def _number_of_score(nodes: list) -> int:
-    """The node of the score; -1 if there is none."""
-    return next((i for i, node in enumerate(nodes) if node == ["arg", "score"]), -1)
+def _number_of(argument: str, nodes: list) -> int:
+    """The node of an argument; -1 if there is none."""
+    return next((i for i, node in enumerate(nodes) if node == ["arg", argument]), -1)
 
 
 def factor_of(nodes: list) -> list:
@@ -51,22 +51,18 @@ def factor_of(nodes: list) -> list:
     >>> factor_of([["arg", "grad"], ["arg", "score"], ["mul", 0, 1]])
     [['arg', 'score']]
     """
-    depends: set[int] = set()
+    grad = _number_of("grad", nodes)
+    depends = {grad}
     for number, (op, *args) in enumerate(nodes):
         moved = [isinstance(arg, int) and arg in depends for arg in args]
-        if [op, *args] == GRAD:
-            depends.add(number)
-        elif op not in ("arg", "const", "size", "read") and any(moved):
+        if op not in ("arg", "const", "size", "read") and any(moved):
             if not _is_proportional(op, args, moved):
                 raise ValueError(op)
             depends.add(number)
     if len(nodes) - 1 not in depends and not (nodes[-1][0] == "const" and _is_zero(nodes[-1][1])):
         raise ValueError("a result without grad")
-    factor = slope_of(nodes, next((i for i, node in enumerate(nodes) if node == GRAD), -1))
+    factor = slope_of(nodes, grad)
     return data_of(0.0) if factor is None else factor
-
-
-GRAD = ["arg", "grad"]
 
 
 def _is_proportional(op: str, args: list, moved: list) -> bool:

@@ -24,7 +24,7 @@ from . import expressions
 from .expressions import CAPTURED, INDICES, NeedsCompiler, Symbol, Untraceable
 from .read_tensors import Aux, Recorder
 from .shared import arguments_of
-from .slopes import GRAD, factor_of, operands_of, slope_of
+from .slopes import factor_of, operands_of, slope_of
 
 SCORE, MASK = "score_mod", "mask_mod"
 _ACCEPTED = {
@@ -113,7 +113,7 @@ class Traced:
 
         recorder: the one that has traced self. TypeError for a function that does anything else.
         """
-        given = functools.partial(function, Symbol(GRAD[0], tuple(GRAD[1:]), "float"))
+        given = functools.partial(function, Symbol("arg", ("grad",), "float"))
         if not any(takes(given, SCORE, aux=aux) for aux in (True, False)):
             raise TypeError(
                 f"backward: {name_of(function)}: its parameters; accepted: backward(grad, score, batch, head, q_idx, "

@@ -39,10 +39,18 @@ WIDTHS = ("hidden_size", "n_embd")
 
 
 class _Entry(NamedTuple):
-    """Fields of an entry, `calls` among them, and which other calls it lists if they are asked for."""
+    """Fields of an entry, `calls` among them, and which other calls it lists if they are asked for.
+
+    fixed   fields that follow from what its calls are for, whatever the flags of a model say
+    """
 
     said: dict
     on_request: tuple = ()
+    fixed: tuple = ()
+
+    def with_flags(self, given: dict) -> dict:
+        """Its fields, with those of `given` in place of what config.json says."""
+        return self.said | {name: given[name] for name in given if name not in self.fixed}
 
     def of(self, calls: tuple | None) -> tuple:
         """Those of `calls` that it lists; None: those of a server."""
@@ -60,6 +68,7 @@ def models_of(
     tensor_parallel: int = 1,
     calls: tuple | None = None,
     q_quantize: str | None = None,
+    given: dict | None = None,
 ) -> list[dict]:
     """Entries, as aot/entry.py reads them; ExportError for an unsupported model.
 
@@ -71,6 +80,7 @@ def models_of(
     calls            of configs_for_model, each listed by the entries that have its tensors; None: those of a server
     q_quantize       "auto" or "never": only queries of 16 bits over such a cache, "before": only quantized ones; None:
                      both
+    given            further fields by name, which override what config.json says
     """
     if q_quantize is not None and kv_dtype is None:
         raise ExportError(
@@ -86,7 +96,7 @@ def models_of(
         raise ExportError(
             f"--calls: {unknown} of the model of {path}; accepted: {', '.join(accepted)}"
         )
-    asked = [(found.said, found.of(calls)) for found in entries]
+    asked = [(found.with_flags(given or {}), found.of(calls)) for found in entries]
     return [said | {"calls": listed} for said, listed in asked if listed]
 
 
@@ -220,9 +230,13 @@ def _latent(path, said: dict, heads: int, shared: dict, cache: dict) -> list[_En
     pages = (cache["page_size"],)
     row = shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1, calls=("latent",))
     if said.get("index_topk"):  # lists of keys, each a page
-        row |= {"page_sizes": (1,), "causal": False}
-        decode = [_Entry(row | {"calls": ("latent_rows",)})]
-        decode += [_Entry(found | {"calls": ()}, ("latent",)) for found in _over_cache(row, cache)]
+        listed = {"page_sizes": (1,), "causal": False}
+        row |= listed
+        decode = [_Entry(row | {"calls": ("latent_rows",)}, fixed=tuple(listed))]
+        decode += [
+            _Entry(found | {"calls": ()}, ("latent",), tuple(listed))
+            for found in _over_cache(row, cache)
+        ]
     else:
         decode = [_Entry(found) for found in _over_cache(row | {"page_sizes": pages}, cache)]
     prefill = shared | dict(
@@ -230,5 +244,6 @@ def _latent(path, said: dict, heads: int, shared: dict, cache: dict) -> list[_En
         heads_q=heads, heads_kv=heads,
         calls=("packed",), rope_depth=ROTARY, rope_page_sizes=pages, return_lse=(False, True), splits=False,
     )  # fmt: skip
-    chunks = prefill | dict(causal=False, rope_page_sizes=(), return_lse=(True,))
-    return [*decode, *(_Entry(found, ("dense",)) for found in (prefill, chunks))]
+    of_chunks = dict(causal=False, rope_page_sizes=(), return_lse=(True,))  # merged by their LSE
+    chunks = _Entry(prefill | of_chunks, ("dense",), fixed=tuple(of_chunks))
+    return [*decode, _Entry(prefill, ("dense",)), chunks]

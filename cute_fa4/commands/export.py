@@ -293,9 +293,9 @@ def _of_models(options, given: dict) -> list:
 
 
 def _of_transformers(options, given: dict) -> list:
-    """The kernels of a transformers model; flags override its config.json, in every entry.
+    """The kernels of a transformers model; flags override its config.json, in every entry that leaves them open.
 
-    The fields in which entries differ select entries instead.
+    kv_dtype, calls and q_quantize select entries instead.
     """
     from cute_fa4.aot import hf_config
 
@@ -304,8 +304,8 @@ def _of_transformers(options, given: dict) -> list:
     asked["tensor_parallel"] = options.tensor_parallel or 1
     found = [
         config
-        for model in hf_config.models_of(options.hf_config, **asked)
-        for config in entry.configs_of("model", model | given, options.hf_config)
+        for model in hf_config.models_of(options.hf_config, **asked, given=given)
+        for config in entry.configs_of("model", model, options.hf_config)
     ]
     return list(dict.fromkeys(found))
 

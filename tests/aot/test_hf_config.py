@@ -95,6 +95,20 @@ def test_a_list_of_several_calls_is_those_of_each(name, kv_dtype, tmp_path):
     assert all(alone) and listed(None) == listed(tuple(served)) == set().union(*alone)
 
 
+@pytest.mark.parametrize("flags", [["--causal"], ["--no-causal"], ["--return-lse", "false"]])
+def test_flags_leave_what_calls_are_for(flags, tmp_path, capsys):
+    """Chunks of an MLA context are merged by their LSE, and every new token sees them, whatever a flag says."""
+    path = written(tmp_path, DEEPSEEK)
+
+    def listed(*arguments):
+        assert command_line.main(["export", "--list", "--hf-config", str(path), *arguments]) == 0
+        return set(capsys.readouterr().out.split())
+
+    chunks = {name for name in listed() if "192" in name and "causal" not in name}
+    assert chunks and chunks <= listed(*flags)
+    assert all("lse" in name for name in chunks)
+
+
 def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, capsys):
     path = written(tmp_path, DENSE)
 

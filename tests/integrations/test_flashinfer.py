@@ -233,7 +233,8 @@ def by_wrapper_of_prefill(batch: Batch, layout: str = "NHD", planned=None, **opt
     stored = pages_of(batch, layout)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(SCRATCH, layout)
     wrapper.plan(
-        offsets(batch.queries), *stored["listed"], 4, 2, 64, PAGE, causal=True, q_data_type="bfloat16", **planned or {}
+        offsets(batch.queries), *stored["listed"], 4, 2, 64, PAGE, q_data_type="bfloat16",
+        **{"causal": True} | (planned or {}),
     )  # fmt: skip
     return quiet(
         wrapper.run, tokens(batch), (stored["k"], stored["v"]), **dict(return_lse=True) | options
@@ -244,7 +245,7 @@ def by_wrapper_of_ragged(batch: Batch, planned=None, **options):
     stored = packed_kv(batch)
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(SCRATCH)
     wrapper.plan(
-        offsets(batch.queries), stored["cu_seqlens_k"], 4, 2, 64, causal=True, q_data_type=BF16, **planned or {}
+        offsets(batch.queries), stored["cu_seqlens_k"], 4, 2, 64, q_data_type=BF16, **{"causal": True} | (planned or {})
     )  # fmt: skip
     return quiet(
         wrapper.run, tokens(batch), stored["k"], stored["v"], **dict(return_lse=True) | options
@@ -419,6 +420,10 @@ REFUSED = {
     "a scale of out": (by_decode, STEP, dict(o_scale=torch.ones(1)), NO, "o_scale: a Tensor"),
     "values of others": (by_wrapper_of_ragged, MIXED, dict(planned=dict(head_dim_vo=9)), ValueError, "head_dim_vo: 64"),
     "pages of others": (by_wrapper_of_prefill, MIXED, dict(planned=dict(head_dim_vo=9)), ValueError, "head_dim_vo: 64"),
+    "a causal that is None": (by_context, MIXED, dict(causal=None), TypeError, "causal: None; accepted: True or False"),
+    "a causal of a plan": (
+        by_wrapper_of_prefill, MIXED, dict(planned=dict(causal=1)), TypeError, "causal: 1; accepted: True or False",
+    ),
     "a batch": (by_context, MIXED, dict(batch_size="2"), TypeError, "batch_size: '2'; accepted: an int"),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from cute_fa4.integrations.flashinfer.words import (
     check_number,
     check_table,
     out_of,
+    right_of,
     scales_of,
     sink_of,
     window_of,
@@ -165,7 +166,7 @@ def trtllm_batch_context_with_kv_cache(
     options = {
         "cu_seqlens_q": offsets,
         "max_seqlen_q": max_q_len,
-        "window_size": window_of(window_left, 0 if causal else -1),
+        "window_size": window_of(window_left, right_of(causal)),
     }
     given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
     return _attend(

@@ -23,6 +23,7 @@ from cute_fa4.integrations.flashinfer.words import (
     as_int32,
     check_layout,
     out_of,
+    right_of,
     scales_of,
     sink_of,
     window_of,
@@ -123,7 +124,7 @@ class Wrapper:
             options = self._plan.options | {"softcap": given.pop("logits_soft_cap") or 0.0}
             scale = given.pop("sm_scale")
             scale = self._plan.depth**-0.5 if scale is None else scale
-            right = 0 if given.pop("causal") else -1
+            right = right_of(given.pop("causal"))
             window = given.pop("window_left"), right
             self._plan = replace(self._plan, options=options, sm_scale=scale, window=window)
         check_neutral(**given)

@@ -23,6 +23,7 @@ from cute_fa4.integrations.flashinfer.words import (
     caches_of,
     check_no_scale_of_out,
     out_of,
+    right_of,
     window_of,
 )
 from cute_fa4.integrations.invariance import SGLANG, VLLM, asked_by
@@ -128,7 +129,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
         self._plan = Plan(
             heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, depth_v=head_dim_vo,
             sm_scale=scale_of(sm_scale, head_dim_qk),
-            dtypes=dtypes_of(q_data_type, kv_data_type, o_data_type), window=(window_left, 0 if causal else -1),
+            dtypes=dtypes_of(q_data_type, kv_data_type, o_data_type), window=(window_left, right_of(causal)),
             options=options_of(logits_soft_cap, disable_split_kv, fixed_split_size, page_size),
             **pages, **self._of_queries(qo_indptr),
         )  # fmt: skip
@@ -264,7 +265,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
         self._plan = Plan(
             heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, depth_v=head_dim_vo,
             sm_scale=scale_of(sm_scale, head_dim_qk),
-            dtypes=(q, kv, of_out), window=(window_left, 0 if causal else -1),
+            dtypes=(q, kv, of_out), window=(window_left, right_of(causal)),
             options=options_of(logits_soft_cap, disable_split_kv, fixed_split_size, 1),
             key_offsets=self._stored("kv_indptr", as_int32("kv_indptr", kv_indptr)), **self._of_queries(qo_indptr),
         )  # fmt: skip

@@ -129,6 +129,13 @@ def window_of(window_left, window_right) -> tuple[int | None, int | None]:
     return left, right
 
 
+def right_of(causal) -> int:
+    """window_right of FlashInfer's causal."""
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: {shown(causal)}; accepted: True or False")
+    return 0 if causal else -1
+
+
 def check_number(name: str, value) -> None:
     if not hasattr(value, "__index__") or isinstance(value, (bool, torch.Tensor)):
         raise TypeError(f"{name}: {shown(value)}; accepted: an int")

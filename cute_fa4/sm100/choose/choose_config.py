@@ -119,7 +119,8 @@ def config_for(**choices) -> FA4Config:
     config = choose_config(**choices)
     refusals = config.refusals()
     if refusals:
-        raise ValueError("q, k, v: " + "; ".join(refusals))
+        of_out = all(why.startswith("o_dtype=") for why in refusals)
+        raise ValueError(("out: " if of_out else "q, k, v: ") + "; ".join(refusals))
     return config
 
 

@@ -138,6 +138,10 @@ def test_plans_of_another_package_are_not_read():
         (dict(k_cache=torch.zeros(4, 64, 2, 576).bfloat16()), ValueError, "k_cache: 2 heads"),
         (dict(k_cache=torch.zeros(4, 64, 1, 512).bfloat16()), ValueError, "k_cache: 512 columns"),
         (dict(k_cache=torch.zeros(4, 64, 576).bfloat16()), ValueError, "k_cache: shape (4, 64, 576) has 3"),
+        (
+            dict(out=torch.zeros(1, 1, 16, 512).to(torch.float8_e4m3fn)), ValueError,
+            "out: o_dtype='e4m3' is not supported for qkv_dtype='bf16': use 'bf16'",
+        ),
         (dict(cache_seqlens=torch.ones(1)), TypeError, "cache_seqlens: dtype torch.float32; accepted: torch.int32"),
         (dict(cache_seqlens=int32([500])), ValueError, "cache_seqlens: 500 for sequence 0"),
     ],

@@ -5,6 +5,8 @@
                       the same for sequences of different lengths, and for paged caches
     flash_mla_with_kvcache
                       decode from a latent cache (multi-head latent attention), with FlashMLA's interface
+    flash_mla_sparse_fwd
+                      prefill whose queries list their latent rows, with FlashMLA's interface
     scaled_dot_product_attention, flex_attention
                       the same with torch's interfaces
     BlockSparseTensors, block_mask
@@ -31,6 +33,7 @@ _HOME = {
     "flash_attn_with_kvcache": "cute_fa4.interface",
     "flash_mla_with_kvcache": "cute_fa4.mla",
     "get_mla_metadata": "cute_fa4.mla",
+    "flash_mla_sparse_fwd": "cute_fa4.mla_sparse",
     "scaled_dot_product_attention": "cute_fa4.integrations.sdpa",
     "BlockSparseTensors": "cute_fa4.block_sparsity",
     "block_mask": "cute_fa4.block_sparsity",

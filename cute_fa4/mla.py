@@ -23,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from cute_fa4.calls.latent import (
     by_index,
     check_latent_tensors,
+    is_by_row,
     latent_tensors,
     names,
     of_each_key,
@@ -32,7 +33,6 @@ from cute_fa4.calls.latent import (
     values_of,
 )
 from cute_fa4.calls.operands import autocast
-from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.latent_rows import (
     check_rows,
     check_written,
@@ -116,7 +116,10 @@ def flash_mla_with_kvcache(
                     of lse is 1 / (1 - w) times larger. Pass at most one of the two
     topk_length     (batch,) or (batch, seqlen_q) int32: the valid length of each list of indices; later entries may be
                     anything. None: all up to the last key of the list, found on the device
-    extra_k_cache, extra_indices_in_kvcache, extra_topk_length   None
+    extra_k_cache, extra_indices_in_kvcache, extra_topk_length   a second cache, and as indices and topk_length the keys
+                    that each query also sees, in that cache: a window and a compressed cache, for example. A call for
+                    each cache, whose results are merged by their log-sum-exps; each is rounded before. descale_k has
+                    scales of both caches, none of them per row. None: one cache
     tokens_per_split, batch_invariant, workspace, out   as in flash_attn_varlen_func
     learnable_sink  (heads,), float32, bf16 or fp16: one logit per head that takes weight but has no value, in natural
                     units, independent of softmax_scale
@@ -129,13 +132,8 @@ def flash_mla_with_kvcache(
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
     A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or lse = learnable_sink.
 
-    Raises the errors of flash_attn_func, and NotImplementedError for a second cache.
+    Raises the errors of flash_attn_func.
     """
-    if not (extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
-        check_neutral(
-            extra_k_cache=extra_k_cache, extra_indices_in_kvcache=extra_indices_in_kvcache,
-            extra_topk_length=extra_topk_length,
-        )  # fmt: skip
     if attn_sink is not None:
         sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
         given = dict(
@@ -143,14 +141,21 @@ def flash_mla_with_kvcache(
             num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
             indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
             tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
-            learnable_sink=sink, q_quantize=q_quantize,
+            learnable_sink=sink, q_quantize=q_quantize, extra_k_cache=extra_k_cache,
+            extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length,
         )  # fmt: skip
-        if is_dynamo_compiling():
-            found, lse = flash_mla_with_kvcache(**given)
-        else:
-            with named_as({"learnable_sink": "attn_sink"}):
-                found, lse = flash_mla_with_kvcache(**given)
+        found, lse = _called_as({"learnable_sink": "attn_sink"}, given)
         return found, without_sink(lse, sink)
+    extra = extra_k_cache, extra_indices_in_kvcache, extra_topk_length
+    if not (extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
+        given = dict(
+            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
+            num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
+            indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
+            tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace,
+            learnable_sink=learnable_sink, q_quantize=q_quantize,
+        )  # fmt: skip
+        return _over_two_caches(given, extra, out)
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
     if head_dim_v != LATENT_DEPTHS[1]:
@@ -242,6 +247,53 @@ def write_latent_rows(
     scales = check_written(latent, rope, slots, scales, columns_of_scale)
     rows = rows_from(latent, rope, scales, columns_of_scale)
     put_rows(k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES), slots, rows)
+
+
+EXTRA = {
+    "k_cache": "extra_k_cache",
+    "indices": "extra_indices_in_kvcache",
+    "topk_length": "extra_topk_length",
+}
+
+
+def _over_two_caches(given: dict, extra: tuple, out) -> tuple[torch.Tensor, torch.Tensor]:
+    """The call over its cache, and over a second one whose keys are listed, too.
+
+    given: arguments by name. extra: those of the second cache, in the order of EXTRA. out: of the call, or None
+    """
+    from cute_fa4.operators import routes
+
+    second = dict(zip(EXTRA, extra, strict=True))
+    for name in ("k_cache", "indices"):
+        if second[name] is None:
+            lacks = next(EXTRA[other] for other in EXTRA if second[other] is not None)
+            raise ValueError(
+                f"{lacks}: given without {EXTRA[name]}; accepted: extra_k_cache and {EXTRA['indices']}, or neither"
+            )
+    if given["indices"] is None:
+        raise ValueError(
+            "extra_k_cache: given without indices; accepted: indices, the keys of k_cache that each query sees"
+        )
+    check_is_tensor("q", given["q"])
+    check_is_tensor("k_cache", given["k_cache"])
+    if is_by_row(given["descale_k"], given["k_cache"], given["q"].shape[0]):
+        raise ValueError(
+            f"descale_k: shape {tuple(given['descale_k'].shape)} with extra_k_cache; accepted: one number, or one for "
+            "each sequence, of both caches"
+        )
+    first = flash_mla_with_kvcache(**given)
+    found = first, _called_as(EXTRA, given | second | {"learnable_sink": None})
+    outs, lses = map(torch.stack, zip(*found, strict=True))
+    merged, lse = routes.merged(outs, lses, None if out is None else out.dtype)
+    return merged if out is None else out.copy_(merged), lse
+
+
+def _called_as(names: dict, given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """The call; refusals have the caller's names for its parameters."""
+    if is_dynamo_compiling():
+        return flash_mla_with_kvcache(**given)
+    with named_as(names):
+        return flash_mla_with_kvcache(**given)
 
 
 def _refuse_other_rows(k_cache) -> None:

@@ -91,7 +91,12 @@ def _of_sequences(scale):
 
 def of_each_key(scale, cache, batch: int):
     """A scale of each row of a latent cache, for the cache of which each key is a page."""
-    return scale.reshape(-1, 1, 1) if is_by_row(scale, cache, batch) else scale
+    if not is_by_row(scale, cache, batch):
+        return scale
+    pages, rows = cache.shape[:2]
+    between = rows_of_page(cache) - rows
+    by_page = torch.nn.functional.pad(scale.reshape(pages, rows), (0, between), value=1.0)
+    return by_page.reshape(-1, 1, 1)[: pages * (rows + between) - between]
 
 
 def of_each_query(scale, q):
@@ -127,16 +132,17 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
             f"out: shape {tuple(out.shape)}; accepted: {(*q.shape[:-1], LATENT_DEPTHS[1])}"
         )
     queries = q.shape[0] * q.shape[1]
-    table = indices.reshape(queries, indices.shape[2])
+    table = _numbered(indices.reshape(queries, indices.shape[2]), cache)
+    keys = _keys_alone(cache)
     if listed is None:
-        lengths = _lengths_of_lists(table, cache.shape[0] * cache.shape[1])
+        lengths = _lengths_of_lists(table, keys.shape[0])
     else:
         of_queries = listed[:, None] if listed.dim() == 1 else listed
         lengths = of_queries.clamp(0, table.shape[1]).expand(q.shape[:2]).reshape(queries)
         lengths = lengths.contiguous()  # with a batch of 1 it is a view of stride 0
     return {
         "q": _alone("q", q),
-        "k_cache": _keys_alone(cache),
+        "k_cache": keys,
         "block_table": table,
         "cache_seqlens": lengths,
         "out": None if out is None else _alone("out", out),
@@ -168,14 +174,37 @@ def _alone(name: str, tensor):
     return tensor.as_strided((batch * queries, 1, *rest), (step, step, *strides[2:]))
 
 
+def rows_of_page(cache) -> int:
+    """Rows from one page of the cache to the next, counted in rows of memory: page_size, or more with gaps."""
+    pages, rows = cache.shape[:2]
+    of_page, of_row = cache.stride()[:2]
+    if pages == 1 or rows == 1 or not cache.numel():
+        return rows
+    if of_row <= 0 or of_page % of_row or of_page < rows * of_row:
+        raise ValueError(
+            f"k_cache: strides {cache.stride()} with indices; accepted: pages at multiples of the stride of a row "
+            "that do not overlap; copy with k_cache.contiguous()"
+        )
+    return of_page // of_row
+
+
 def _keys_alone(cache):
-    """View each key of the cache as its own page."""
+    """View each row of the cache, and of the gaps between pages, as its own page."""
     pages, rows, *rest = cache.shape
     strides = cache.stride()
-    if pages > 1 and rows > 1 and strides[0] != rows * strides[1]:
-        raise ValueError(f"k_cache: strides {strides} with indices; accepted: consecutive pages")
+    number = (pages - 1) * rows_of_page(cache) + rows if pages else 0
     step = strides[1] if rows > 1 else strides[0]
-    return cache.as_strided((pages * rows, 1, *rest), (step, step, *strides[2:]))
+    return cache.as_strided((number, 1, *rest), (step, step, *strides[2:]))
+
+
+def _numbered(table, cache):
+    """A table of rows of the cache -> numbers of _keys_alone; rows that do not exist become -1."""
+    pages, rows = cache.shape[:2]
+    between = rows_of_page(cache) - rows
+    if not between:
+        return table
+    exists = (table >= 0) & (table < pages * rows)
+    return torch.where(exists, table + table // rows * between, -1)
 
 
 def prepare_latent_attention(tensors: CallTensors, asked: tuple) -> Callable:

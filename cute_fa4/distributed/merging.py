@@ -7,12 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-import cute_fa4.operators  # noqa: F401  torch knows merge as an operator
 from cute_fa4.calls.operands.tensors import check_is_tensor
-from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
-from cute_fa4.calls.split_keys.merge import merged
-
-_merge_operator = torch.ops.cute_fa4.merge
+from cute_fa4.operators import routes
 
 
 def merge(
@@ -43,10 +39,7 @@ def merge(
     outs, lses = stacked("outs", outs), stacked("lses", lses)
     if _has_other_sign(empty_lse):
         lses = lses.masked_fill(lses == math.inf, -math.inf)
-    if is_traced(outs):
-        refuse_untraceable("merge", {"outs": outs, "lses": lses})
-        return _merge_operator(outs, lses, dtype=dtype)
-    return merged(outs, lses, dtype)
+    return routes.merged(outs, lses, dtype)
 
 
 def _has_other_sign(empty_lse) -> bool:

@@ -9,8 +9,10 @@ kv_cache.unbind(0) of (2, num_blocks, block_size, heads_kv, head_dim) in NHD or 
 block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of vLLM is imported. Under
 VLLM_BATCH_INVARIANT=1 each call has batch_invariant=True (integrations/invariance.py).
 
-vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache and get_mla_metadata for latent caches
-vllm/v1/attention/backends/mla/flashmla.py imports them from there, and calls them (vllm-project/vllm at 01b1d340)
+vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache, get_mla_metadata and flash_mla_sparse_fwd for
+                                           latent caches
+vllm/v1/attention/backends/mla/flashmla.py, flashmla_sparse.py   import them from there, and call them
+                                           (vllm-project/vllm at 01b1d340; the sparse ones at 008a0c31)
 
 Prefill of its MLA backends: replacements for two methods that concatenate keys; these do not concatenate
 
@@ -24,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from cute_fa4 import interface, mla
+from cute_fa4 import interface, mla, mla_sparse
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
 from cute_fa4.dtypes import E4M3
@@ -273,7 +275,9 @@ def flash_mla_with_kvcache(
 
     attn_sink     (heads,) float32; not included in lse
 
-    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). A second cache is refused.
+    extra_k_cache, extra_indices_in_kvcache, extra_topk_length   a second cache, and what each query sees there
+
+    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries).
     """
     return mla.flash_mla_with_kvcache(
         q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, None, softmax_scale, causal,
@@ -306,6 +310,18 @@ def flash_mla_with_kvcache_fp8(
         q, k_cache, block_table, cache_seqlens, head_dim_v,
         softmax_scale=softmax_scale, causal=causal,
         descale_q=descale_q, descale_k=descale_k, batch_invariant=asked_by(VLLM),
+    )  # fmt: skip
+
+
+def flash_mla_sparse_fwd(
+    q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None
+):
+    """cute_fa4.flash_mla_sparse_fwd with the interface of the sparse FlashMLA backend, which reads out and lse.
+
+    Returns (out, None, lse): (queries, heads, 512) and (queries, heads).
+    """
+    return mla_sparse.flash_mla_sparse_fwd(
+        q, kv, indices, sm_scale, d_v, attn_sink, topk_length, out=out, batch_invariant=asked_by(VLLM)
     )  # fmt: skip
 
 

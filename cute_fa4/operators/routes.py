@@ -19,7 +19,9 @@ from cute_fa4.calls.operands import new_rows
 from cute_fa4.calls.operands.blocks import of_operator, taken
 from cute_fa4.calls.operands.four_bits import refuse_new_rows
 from cute_fa4.calls.operands.tensors import check_tensors
+from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
+from cute_fa4.calls.split_keys import merge as parts
 from cute_fa4.operands import NAMES, OFFSETS_OF_QUERIES, SCALES
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
@@ -105,6 +107,14 @@ def latent(given: dict):
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
     return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options), given)
+
+
+def merged(outs: torch.Tensor, lses: torch.Tensor, dtype):
+    """The merge of stacked parts: a node where it is traced."""
+    if is_traced(outs):
+        refuse_untraceable("merge", {"outs": outs, "lses": lses})
+        return torch.ops.cute_fa4.merge(outs, lses, dtype=dtype)
+    return parts.merged(outs, lses, dtype)
 
 
 def _call(functional, mutating, call: dict, given: dict):

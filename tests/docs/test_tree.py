@@ -22,7 +22,6 @@ OTHERS_FILES = {
     "vllm/vllm_flash_attn/flash_attn_interface.py",
     "vllm/v1/attention/backends/flash_attn.py",
     "vllm/v1/attention/backends/fa_utils.py",
-    "vllm/v1/attention/backends/mla/flashmla.py",
     "vllm/v1/attention/ops/flashmla.py",
 }
 

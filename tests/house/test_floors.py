@@ -22,6 +22,7 @@ FLOORS = """
     cute_fa4.readiness
     cute_fa4.commands cute_fa4.integrations cute_fa4.bench cute_fa4.hopper
     cute_fa4.distributed
+    cute_fa4.mla_sparse
     cute_fa4.mla
     cute_fa4.interface
     cute_fa4.operators

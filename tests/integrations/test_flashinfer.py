@@ -232,10 +232,8 @@ def by_wrapper_of_decode(
 def by_wrapper_of_prefill(batch: Batch, layout: str = "NHD", planned=None, **options):
     stored = pages_of(batch, layout)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(SCRATCH, layout)
-    wrapper.plan(
-        offsets(batch.queries), *stored["listed"], 4, 2, 64, PAGE, q_data_type="bfloat16",
-        **{"causal": True} | (planned or {}),
-    )  # fmt: skip
+    planned = dict(causal=True, q_data_type="bfloat16") | (planned or {})
+    wrapper.plan(offsets(batch.queries), *stored["listed"], 4, 2, 64, PAGE, **planned)
     return quiet(
         wrapper.run, tokens(batch), (stored["k"], stored["v"]), **dict(return_lse=True) | options
     )
@@ -421,9 +419,7 @@ REFUSED = {
     "values of others": (by_wrapper_of_ragged, MIXED, dict(planned=dict(head_dim_vo=9)), ValueError, "head_dim_vo: 64"),
     "pages of others": (by_wrapper_of_prefill, MIXED, dict(planned=dict(head_dim_vo=9)), ValueError, "head_dim_vo: 64"),
     "a causal that is None": (by_context, MIXED, dict(causal=None), TypeError, "causal: None; accepted: True or False"),
-    "a causal of a plan": (
-        by_wrapper_of_prefill, MIXED, dict(planned=dict(causal=1)), TypeError, "causal: 1; accepted: True or False",
-    ),
+    "a causal plan": (by_wrapper_of_prefill, MIXED, dict(planned=dict(causal=1)), TypeError, "causal: 1; accepted"),
     "a batch": (by_context, MIXED, dict(batch_size="2"), TypeError, "batch_size: '2'; accepted: an int"),
 }  # fmt: skip
 

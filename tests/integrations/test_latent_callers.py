@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from cute_fa4 import flash_mla_with_kvcache, mla
+from cute_fa4 import flash_mla_sparse_fwd, flash_mla_with_kvcache, mla
 from cute_fa4.integrations import flashinfer, vllm
 from tests.sm100.latent.latent_batches import agree, call_of, draw, stored
 
@@ -57,8 +57,20 @@ def test_vllm_passes_its_plan_and_a_cache_without_heads(call, expected):
         is_fp8_kvcache=False,
     )
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    with pytest.raises(NotImplementedError, match="extra_k_cache: a Tensor of .*; accepted: None"):
+    with pytest.raises(
+        ValueError, match="extra_k_cache: given without extra_indices_in_kvcache; accepted"
+    ):
         vllm.flash_mla_with_kvcache(**call, head_dim_v=512, extra_k_cache=torch.zeros(1))
+
+
+def test_vllms_sparse_prefill_is_ours():
+    q, kv = torch.randn(3, 16, 576).bfloat16(), torch.randn(40, 1, 576).bfloat16()
+    listed = torch.arange(60, dtype=torch.int32).view(3, 1, 20)
+    expected = flash_mla_sparse_fwd(q, kv, listed, SCALE)
+    out = torch.empty_like(expected[0])
+    found = vllm.flash_mla_sparse_fwd(q, kv, listed, SCALE, out=out)
+    assert torch.equal(out, expected[0]) and torch.equal(found[2], expected[2])
+    assert found[0].data_ptr() == out.data_ptr() and found[1] is None
 
 
 def test_sinks_of_each_caller(call):

@@ -51,9 +51,6 @@ UNSUPPORTED = {
     "cp_rank": ((0,), _CONTEXT),
     "cp_tot_seqused_k": ((None,), _CONTEXT),
     "mask": ((None,), "for a tree of drafts use a mask_mod= that reads aux_tensors: docs/serving/split_keys.md"),
-    "extra_k_cache": ((None,), "use a call for each cache, and cute_fa4.distributed.merge of the results"),
-    "extra_indices_in_kvcache": ((None,), "use a call for each cache, and cute_fa4.distributed.merge of the results"),
-    "extra_topk_length": ((None,), "use a call for each cache, and cute_fa4.distributed.merge of the results"),
     "mask_mod": ((None,), "functions of flash-attn-4 have other arguments: use mask_mod= of the functions here"),
     "aux_tensors": ((None,), "use aux_tensors= of the functions here, with their mask_mod= or score_mod="),
     "score_mod_bwd": (

@@ -1,0 +1,105 @@
+"""Sparse prefill of latent attention: each query lists the latent rows that it sees, with FlashMLA's interface.
+
+    q (queries, heads, 576)     kv (keys, 1, 576)     indices (queries, 1, top-k)     out (queries, heads, 512)
+
+The kernels are those of flash_mla_with_kvcache with `indices`: a query is a sequence, and a row of kv is a page.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from cute_fa4.calls.operands.tensors import WIDE, check_is_tensor, check_rank
+from cute_fa4.mla import flash_mla_with_kvcache
+from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS
+from cute_fa4.system.messages import named_as
+
+__all__ = ["flash_mla_sparse_fwd"]
+
+NAMES = {"k_cache": "kv", "softmax_scale": "sm_scale", "head_dim_v": "d_v"}
+GATHERED_AT_ONCE = 1 << 25  # float32 numbers of rows that _largest_scores holds: 128 MiB
+
+
+def flash_mla_sparse_fwd(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    sm_scale: float,
+    d_v: int = LATENT_DEPTHS[1],
+    attn_sink: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    *,
+    return_max_logits: bool = False,
+    **options,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """softmax(sm_scale * q k^T) k[:, :512] over the rows that each query lists.
+
+    q            (queries, heads, 576); dtypes as in flash_mla_with_kvcache. Any number of heads
+    kv           (keys, 1, 576), or (keys, 1, 656) for rows of 656 bytes
+    indices      (queries, 1, top-k) int32: rows of kv, in any order. Numbers that are no row of kv mean no key.
+                 A row that is listed twice counts twice
+    sm_scale     factor of the scores
+    d_v          512
+    attn_sink    (heads,): one logit per head that takes weight and has no value; lse leaves it out
+    topk_length  (queries,) int32: the valid length of each list; later entries may be anything
+    return_max_logits   compute max_logits, in plain torch: it gathers the rows again, in float32, and takes longer than
+                 the kernel. q and kv must have 16 bits. False: max_logits is None
+    options      keywords of flash_mla_with_kvcache: descale_q, descale_k, q_quantize, batch_invariant, out, workspace
+
+    The parameters up to topk_length have FlashMLA's names and order.
+
+    Returns (out, max_logits, lse): (queries, heads, 512), the largest score of each query and head, and the natural
+    log-sum-exp, both (queries, heads), float32. A query that sees no key has out 0, max_logits and lse -inf (FlashMLA:
+    lse +inf).
+
+    Raises the errors of flash_mla_with_kvcache.
+    """
+    for name, tensor in (("q", q), ("kv", kv), ("indices", indices)):
+        check_is_tensor(name, tensor)
+    check_rank("q", q, ("queries", "heads", "head_dim"))
+    check_rank("kv", kv, ("keys", "heads", "head_dim"))
+    if indices.dim() != 3 or indices.shape[:2] != (q.shape[0], 1):
+        raise ValueError(
+            f"indices: shape {tuple(indices.shape)}; accepted: ({q.shape[0]}, 1, top-k), a list for each query"
+        )
+    if options.get("out") is not None:
+        check_rank("out", options["out"], ("queries", "heads", "head_dim"))
+        options["out"] = options["out"].unsqueeze(1)
+    if return_max_logits and not (q.dtype in WIDE and kv.dtype == q.dtype):
+        raise NotImplementedError(
+            f"return_max_logits: True with q of {q.dtype} and kv of {kv.dtype}; accepted: bf16 or fp16, or False"
+        )
+    call = dict(
+        q=q.unsqueeze(1), k_cache=kv.unsqueeze(1), block_table=None, cache_seqlens=None, head_dim_v=d_v,
+        softmax_scale=sm_scale, indices=indices, attn_sink=attn_sink, topk_length=topk_length, **options,
+    )  # fmt: skip
+    if is_dynamo_compiling():
+        out, lse = flash_mla_with_kvcache(**call)
+    else:
+        with named_as(NAMES):
+            out, lse = flash_mla_with_kvcache(**call)
+    largest = None
+    if return_max_logits:
+        largest = _largest_scores(q, kv, indices.squeeze(1), topk_length, sm_scale)
+    return out.squeeze(1), largest, lse.squeeze(-1)
+
+
+def _largest_scores(q, kv, lists, lengths, scale: float) -> torch.Tensor:
+    """(queries, heads) float32: the largest score over the rows that each query lists; -inf without one."""
+    width, rows = lists.shape[1], kv.shape[0]
+    found = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+    if not width or not rows:
+        return found
+    is_row = (lists >= 0) & (lists < rows)
+    if lengths is not None:
+        is_row &= torch.arange(width, device=lists.device) < lengths[:, None]
+    at_once = max(1, GATHERED_AT_ONCE // (width * kv.shape[-1]))
+    for first in range(0, q.shape[0], at_once):
+        some = slice(first, first + at_once)
+        keys = kv.squeeze(1)[lists[some].clamp(0, rows - 1).long()].float()
+        scores = torch.einsum("qhd,qkd->qhk", q[some].float(), keys) * scale
+        found[some] = scores.masked_fill(~is_row[some, None], -math.inf).amax(-1)
+    return found

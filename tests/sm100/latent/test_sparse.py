@@ -1,0 +1,257 @@
+"""Calls that list their keys as FlashMLA's callers do: caches with gaps, two caches, prefill; against float64."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+
+import pytest
+import torch
+
+from cute_fa4 import emulator, flash_mla_sparse_fwd, flash_mla_with_kvcache
+from cute_fa4.calls.operands.latent_rows import numbers_of
+from cute_fa4.mla import write_latent_rows
+from tests.sm100.latent.latent_batches import LATENT
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PAGES, PAGE, HEADS = 4, 16, 16
+SCALE = 192**-0.5
+
+# deepseek-ai/FlashMLA, flash_mla/flash_mla_interface.py at 9241ae3 (2026-04-29): flash_mla_sparse_fwd's parameters.
+FLASH_MLA = "q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length"
+
+
+def numbers(*shape, seed=0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def lists(*shape, rows: int, seed=0) -> torch.Tensor:
+    """Rows in no order, -1 and a number beyond the rows among them; the last query lists none."""
+    generator = torch.Generator().manual_seed(seed)
+    each = [
+        torch.randperm(rows, generator=generator)[: shape[-1]] for _ in range(math.prod(shape[:-1]))
+    ]
+    found = torch.stack(each).int().view(shape)
+    found[..., 1], found[..., 2] = -1, rows
+    found[-1] = -1
+    return found
+
+
+def with_gaps(cache: torch.Tensor, rows: int) -> torch.Tensor:
+    """The same numbers, with `rows` rows of NaN after each page; bytes of 255 are NaN, too."""
+    pages, page, heads, columns = cache.shape
+    filler = 255 if cache.dtype == torch.uint8 else math.nan
+    room = torch.full((pages, page + rows, heads, columns), filler, dtype=cache.dtype)
+    room[:, :page] = cache
+    return room[:, :page]
+
+
+def bytes_of(cache: torch.Tensor) -> torch.Tensor:
+    """The cache in rows of 656 bytes."""
+    found = torch.zeros(*cache.shape[:-1], 656, dtype=torch.uint8)
+    rows = cache.reshape(-1, 576).float()
+    write_latent_rows(found, rows[:, :512], rows[:, 512:], torch.arange(len(rows)))
+    return found
+
+
+def agrees(found, q, keys: list, sink=None):
+    """found: (out, lse) of (queries, heads, ...); q: (queries, heads, 576); keys: of each query, float64 rows."""
+    out, lse = found
+    for i, rows in enumerate(keys):
+        if not len(rows):
+            assert (out[i] == 0).all() and (lse[i] == -math.inf).all()
+            continue
+        scores = q[i].double() @ rows.T * SCALE
+        exact_lse = scores.logsumexp(-1)
+        exact = scores.softmax(-1) @ rows[:, :LATENT]
+        if sink is not None:
+            exact *= torch.sigmoid(exact_lse - sink.double())[:, None]
+        # P and out are rounded to eight bits of mantissa, of two caches each part, too.
+        assert (out[i].double() - exact).norm() < 2**-8 * exact.norm()
+        assert (lse[i].double() - exact_lse).abs().max() < 1e-2
+
+
+def rows_seen(listed: torch.Tensor, rows: torch.Tensor, length=None) -> torch.Tensor:
+    listed = listed[:length]
+    return rows[listed[(listed >= 0) & (listed < len(rows))].long()].double()
+
+
+@pytest.mark.parametrize("gap", [1, 5])
+@pytest.mark.parametrize("kind", ["16 bits", "rows of 656 bytes", "8 bits, a scale for each row"])
+def test_pages_may_have_gaps_of_whole_rows(kind, gap):
+    """As FlashMLA's own tests lay out rows of 656 bytes: a row of room after each page."""
+    q, cache = numbers(2, 1, HEADS, 576), numbers(PAGES, PAGE, 1, 576, seed=1)
+    options = {}
+    if kind == "rows of 656 bytes":
+        cache, options = bytes_of(cache), {"is_fp8_kvcache": True}
+    elif kind != "16 bits":
+        cache = cache.to(torch.float8_e4m3fn)
+        scales = torch.rand(PAGES, PAGE, generator=torch.Generator().manual_seed(3)) + 0.5
+        options = {"descale_k": scales, "q_quantize": "never"}
+    listed = lists(2, 1, 24, rows=PAGES * PAGE)
+    expected = flash_mla_with_kvcache(q, cache, None, None, indices=listed, **options)
+    found = flash_mla_with_kvcache(q, with_gaps(cache, gap), None, None, indices=listed, **options)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert found[0][0].abs().max() > 0
+
+
+def test_pages_that_are_no_whole_rows_apart_are_refused():
+    q, room = numbers(1, 1, HEADS, 576), torch.zeros(PAGES, PAGE * 576 + 64).bfloat16()
+    cache = room[:, : PAGE * 576].view(PAGES, PAGE, 1, 576)
+    listed = lists(1, 1, 8, rows=PAGES * PAGE)
+    with pytest.raises(
+        ValueError, match=r"k_cache: strides \(9280, .*; accepted: pages at multiples of the stride"
+    ):
+        flash_mla_with_kvcache(q, cache, None, None, indices=listed)
+
+
+@pytest.mark.parametrize("name", ["learnable_sink", "attn_sink", None])
+def test_two_caches_are_one_softmax(name):
+    """A window of one cache and picked rows of another; a query may see rows of one of them alone, or of neither."""
+    q = numbers(3, 1, HEADS, 576)
+    caches = numbers(PAGES, PAGE, 1, 576, seed=1), numbers(2, 8, 1, 576, seed=2)
+    listed = lists(3, 1, 24, rows=PAGES * PAGE), lists(3, 1, 12, rows=16, seed=1)
+    listed[1][0] = -1
+    lengths = (
+        torch.tensor([24, 7, 24], dtype=torch.int32),
+        torch.tensor([12, 12, 3], dtype=torch.int32),
+    )
+    sink = torch.linspace(-1, 4, HEADS)
+    out, lse = flash_mla_with_kvcache(
+        q, caches[0], None, None, softmax_scale=SCALE, indices=listed[0], topk_length=lengths[0],
+        extra_k_cache=with_gaps(caches[1], 1), extra_indices_in_kvcache=listed[1], extra_topk_length=lengths[1],
+        **{} if name is None else {name: sink},
+    )  # fmt: skip
+    seen = [
+        torch.cat(
+            [
+                rows_seen(n[i, 0], c.view(-1, 576), m[i])
+                for n, c, m in zip(listed, caches, lengths, strict=True)
+            ]
+        )
+        for i in range(3)
+    ]
+    if name == "learnable_sink":
+        keys_alone = (lse.double().exp() - sink.double()[:, None].exp()).log()
+        assert torch.allclose(lse[2, :, 0], sink, atol=1e-5)
+        lse = torch.where(torch.arange(3)[:, None, None] == 2, -math.inf, keys_alone)
+    agrees((out[:, 0], lse[..., 0]), q[:, 0], seen, None if name is None else sink)
+
+
+def test_out_of_two_caches_is_the_callers():
+    q, cache = numbers(1, 1, HEADS, 576), numbers(PAGES, PAGE, 1, 576, seed=1)
+    listed = torch.arange(8, dtype=torch.int32).view(1, 1, 8)
+    given = dict(indices=listed, extra_k_cache=cache, extra_indices_in_kvcache=listed + 8)
+    expected, _ = flash_mla_with_kvcache(q, cache, None, None, **given)
+    out = torch.empty_like(expected)
+    assert flash_mla_with_kvcache(q, cache, None, None, out=out, **given)[0] is out
+    assert torch.equal(out, expected)
+
+
+def test_compiled_without_a_graph_break():
+    """Both functions are operators in a graph, as flash_mla_with_kvcache is."""
+    q, cache = numbers(2, 1, HEADS, 576), numbers(PAGES, PAGE, 1, 576, seed=1)
+    listed = lists(2, 1, 8, rows=PAGES * PAGE)
+
+    def both(q, cache, listed):
+        decoded = flash_mla_with_kvcache(
+            q,
+            cache,
+            None,
+            None,
+            indices=listed,
+            extra_k_cache=cache,
+            extra_indices_in_kvcache=listed,
+        )
+        prefilled = flash_mla_sparse_fwd(q[:, 0], cache.view(-1, 1, 576), listed, SCALE)
+        return *decoded, prefilled[0], prefilled[2]
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    expected = both(q, cache, listed)
+    for a, b in zip(compiled(q, cache, listed), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+REFUSED = {
+    "no second list": (dict(extra_k_cache=numbers(1, 1)), "extra_k_cache: given without extra_indices_in_kvcache"),
+    "a length alone": (
+        dict(extra_topk_length=torch.ones(1).int()), "extra_topk_length: given without extra_k_cache; accepted",
+    ),
+    "no first list": (
+        dict(extra_k_cache=numbers(1, 1), extra_indices_in_kvcache=numbers(1), indices=None),
+        "extra_k_cache: given without indices; accepted",
+    ),
+    "other rows": (
+        dict(extra_k_cache=numbers(1, 1, 1, 64), extra_indices_in_kvcache=torch.zeros(1, 1, 1).int()),
+        "extra_k_cache: 64 columns",
+    ),
+    "another shape": (
+        dict(extra_k_cache=numbers(1, 1, 1, 576), extra_indices_in_kvcache=torch.zeros(2, 1, 1).int()),
+        "extra_indices_in_kvcache: shape (2, 1, 1); accepted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_of_a_second_cache_names_its_argument(name):
+    given, text = REFUSED[name]
+    call = dict(
+        q=numbers(1, 1, HEADS, 576), k_cache=numbers(1, 16, 1, 576), block_table=None, cache_seqlens=None,
+        indices=torch.zeros(1, 1, 4).int(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=re.escape(text)):
+        flash_mla_with_kvcache(**call | given)
+
+
+def test_the_parameters_of_sparse_prefill_are_flash_mlas():
+    parameters = inspect.signature(flash_mla_sparse_fwd).parameters.values()
+    assert tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD) == FLASH_MLA
+
+
+@pytest.mark.parametrize("kv_rows", ["16 bits", "rows of 656 bytes"])
+@pytest.mark.parametrize("heads, mode", [(16, "hostile"), (128, "random")])
+def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
+    """A CTA, and a pair: rows that are not listed are NaN."""
+    rows, queries, width = 150, 3, 70
+    q, kv = numbers(queries, heads, 576), numbers(rows, 1, 576, seed=1)
+    listed = lists(queries, 1, width, rows=rows)
+    lengths = torch.tensor([width, 5, 0], dtype=torch.int32)
+    seen = torch.zeros(rows, dtype=torch.bool)
+    for i, length in enumerate(lengths):
+        picked = listed[i, 0, :length]
+        seen[picked[(picked >= 0) & (picked < rows)].long()] = True
+    exact = kv.clone()
+    if kv_rows == "16 bits":
+        kv[~seen] = torch.nan
+    else:
+        kv = bytes_of(kv[None])[0]
+        exact = numbers_of(kv)
+        kv[~seen] = 255
+    sink = torch.linspace(-3, 3, heads)
+    is_wide = kv_rows == "16 bits"
+    with emulator.use(mode=mode, seed=1):
+        out, largest, lse = flash_mla_sparse_fwd(
+            q, kv, listed, SCALE, 512, sink, lengths, return_max_logits=is_wide
+        )
+    assert out.shape == (queries, heads, 512) and lse.shape == (queries, heads)
+    keys = [rows_seen(listed[i, 0], exact.view(rows, 576), lengths[i]) for i in range(queries)]
+    agrees((out, lse), q, keys, sink)
+    assert (largest is None) is not is_wide
+    for i, of_query in enumerate(keys if is_wide else ()):
+        scores = q[i].double() @ of_query.T * SCALE
+        best = scores.amax(-1) if len(of_query) else torch.full((heads,), -math.inf).double()
+        assert torch.allclose(largest[i].double(), best, atol=1e-4)
+
+
+def test_sparse_prefill_names_its_own_parameters():
+    q, kv, listed = numbers(2, HEADS, 576), numbers(8, 1, 576), torch.zeros(2, 1, 4).int()
+    for given, error, text in (
+        (dict(indices=listed[:1]), ValueError, "indices: shape (1, 1, 4); accepted: (2, 1, top-k)"),
+        (dict(kv=kv[..., :64]), ValueError, "kv: 64 columns"),
+        (dict(d_v=256), ValueError, "d_v: 256; accepted: 512"),
+        (dict(sm_scale=-1.0), ValueError, "sm_scale: -1.0"),
+        (dict(q=q[0]), ValueError, "q: shape"),
+    ):
+        with pytest.raises(error, match=re.escape(text)):
+            flash_mla_sparse_fwd(**dict(q=q, kv=kv, indices=listed, sm_scale=SCALE) | given)

@@ -1,5 +1,6 @@
-"""Inspect kernels while the emulator executes them: the attention kernel, or the kernels of your script.
+"""Run programs for a Blackwell GPU on a CPU, and inspect their kernels, or the attention kernel.
 
+python -m cute_fa4.emulator run their_example.py --its --arguments      # as it is: torch and the DSL report a GPU
 python -m cute_fa4.emulator trace --head-dim 128 --causal --seqlen 512 --text --svg pipeline.svg --html pipeline.html
 python -m cute_fa4.emulator profile my_kernel.py --its --arguments     # modelled cycles, and where they go
 python -m cute_fa4.emulator coverage --head-dim 64 --seqlen 300
@@ -14,9 +15,6 @@ import runpy
 import sys
 import warnings
 
-import torch
-
-from cute_fa4 import flash_attn_func
 from cute_fa4.emulator import compare, use
 from cute_fa4.emulator.model import report
 from cute_fa4.emulator.ptx.errors import EmulatorError
@@ -31,6 +29,14 @@ def arguments(argv):
         prog="python -m cute_fa4.emulator", description=__doc__.split("\n")[0]
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    started = commands.add_parser(
+        "run", help="execute a program as it is; torch, the DSL and cuda-python report a GPU"
+    )
+    started.add_argument(
+        "--checks",
+        choices=("ptx", "hardware", "none"),
+        help="how strictly accesses must be ordered; default: hardware",
+    )
     traced = commands.add_parser("trace", help="what every role did, and what it waited for")
     traced.add_argument(
         "--out",
@@ -76,25 +82,17 @@ def arguments(argv):
     )
     compared = commands.add_parser("compare", help="many schedules: what differs, races or hangs")
     compared.add_argument("--seeds", type=int, default=4, help="of random and hostile; default: 4")
-    for command in (traced, covered, listed, profiled, compared):
-        command.add_argument("--head-dim", type=int, default=128, help="default: 128")
-        command.add_argument("--causal", action="store_true", help="default: every key is seen")
-        command.add_argument("--seqlen", type=int, default=512, help="queries; default: 512")
-        command.add_argument("--seqlen-k", type=int, help="keys; default: as many as queries")
-        command.add_argument("--heads", type=int, default=1, help="default: 1")
+    for command in (started, traced, covered, listed, profiled, compared):
+        if command is not started:
+            _attention_arguments(command)
         if command is not compared:
             command.add_argument(
                 "--mode", choices=MODES, default="in_order", help="default: in_order"
             )
             command.add_argument("--seed", type=int, default=0, help="of the mode; default: 0")
         command.add_argument(
-            "--as-if-cuda",
-            action="store_true",
-            help="torch and the DSL say that there is a Blackwell GPU: for scripts written for one; default: off",
-        )
-        command.add_argument(
             "script",
-            nargs="?",
+            nargs=None if command is started else "?",
             help="a Python file to run instead of the attention kernel; of compare: whose run() is called",
         )
         command.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
@@ -104,8 +102,26 @@ def arguments(argv):
     return parsed
 
 
+def _attention_arguments(command):
+    """The call of attention that is made without a script, and how a script is run."""
+    command.add_argument("--head-dim", type=int, default=128, help="default: 128")
+    command.add_argument("--causal", action="store_true", help="default: every key is seen")
+    command.add_argument("--seqlen", type=int, default=512, help="queries; default: 512")
+    command.add_argument("--seqlen-k", type=int, help="keys; default: as many as queries")
+    command.add_argument("--heads", type=int, default=1, help="default: 1")
+    command.add_argument(
+        "--as-if-cuda",
+        action="store_true",
+        help="torch and the DSL say that there is a Blackwell GPU: for scripts written for one; default: off",
+    )
+
+
 def attention(options):
     """One call of flash_attn_func on random tensors; returns its output."""
+    import torch
+
+    from cute_fa4 import flash_attn_func
+
     generator = torch.Generator().manual_seed(0)
     keys = options.seqlen if options.seqlen_k is None else options.seqlen_k
     q, k, v = (
@@ -144,15 +160,17 @@ def executed(options, **settings):
         if options.script is None:
             attention(options)
             return run
+        options.failed = False
         try:
             with _arguments_of(options):
                 runpy.run_path(options.script, run_name="__main__")
         except EmulatorError as error:
+            options.failed = True
             print(f"{options.script}: {type(error).__name__}\n{error}", file=sys.stderr)
     if not run.launches and not run.levels:
         print(
-            f"{options.script}: launched no kernel on the emulator: compile with emulator.compile, or call "
-            "attention with CPU tensors",
+            f"{options.script}: launched no kernel on the emulator: compile with emulator.compile, call attention "
+            "with CPU tensors, or, for programs for a GPU, use the command run or --as-if-cuda",
             file=sys.stderr,
         )
     return run
@@ -181,9 +199,27 @@ def main(argv=None) -> int:
     """Run a command; returns the exit status."""
     options = arguments(argv)
     functions = {
-        "trace": traced, "coverage": covered, "ptx": listed, "profile": profiled, "compare": compared
+        "run": started, "trace": traced, "coverage": covered, "ptx": listed, "profile": profiled, "compare": compared
     }  # fmt: skip
     return functions[options.command](options)
+
+
+def started(options):
+    """Executes the program; 1 if the emulator reported an error."""
+    options.as_if_cuda = True
+    settings = {}
+    if options.checks:
+        settings["checks"] = None if options.checks == "none" else options.checks
+    run = executed(options, **settings)
+    for note in dict.fromkeys(note.split("\n")[0] for note in map(str, run.notes)):
+        print(f"note: {note}", file=sys.stderr)
+    if run.levels:
+        print(
+            f"emulator: {run.launches} launches, {run.instructions:,} warp instructions, ordering checks at level "
+            f"{run.level}",
+            file=sys.stderr,
+        )
+    return int(options.failed)
 
 
 def covered(options):

@@ -8,49 +8,30 @@
                streams, events, synchronize: no effect, and NaN between two events
     cutlass    HardwareInfo of a B200; cute.compile and calls of @cute.jit functions: compiled for the emulator
                from_dlpack: a tensor that claims to be on a GPU; testing.benchmark: NaN, nothing is timed
+    cuda       cuda-python's driver and runtime calls: host/cuda_python.py
+    triton     kernels launched on the emulator: host/triton_driver.py
 
-Only one such context may be open per process. Direct driver calls of a program (cuda.bindings) are not supported:
-call its functions instead of its main.
+Only one such context may be open per process.
 """
 
 import contextlib
 import functools
 import inspect
+import itertools
 import threading
-import types
 import weakref
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cute_fa4.emulator.host import cuda_python, device, triton_driver
 from cute_fa4.emulator.host.driver_api import global_memory
-from cute_fa4.emulator.machine.memory import Allocation
-
-SM_COUNT = 148  # B200
-ALIGNMENT = 256  # of CUDA allocations
 
 _compiling = threading.local()
 
 
-class HardwareInfo:
-    """Replaces cutlass.utils.HardwareInfo, which queries a driver."""
-
-    def __init__(self, *_):
-        pass
-
-    def get_device_multiprocessor_count(self):
-        return SM_COUNT
-
-    def get_max_active_clusters(self, cluster_size, *_):
-        return SM_COUNT // cluster_size
-
-    def get_l2_cache_size_in_bytes(self):
-        return 126 << 20
-
-
-def _is_cuda(device):
-    return device is not None and str(device).startswith("cuda") or type(device) is int
+def _is_cuda(where):
+    return where is not None and str(where).startswith("cuda") or type(where) is int
 
 
 _IS_CUDA = vars(torch._C.TensorBase)["is_cuda"].__get__
@@ -72,6 +53,7 @@ class _OnTheCPU(TorchFunctionMode):
             wanted = [a for a in args[1:] if isinstance(a, (str, torch.device)) and _is_cuda(a)]
             args = tuple("cpu" if any(a is w for w in wanted) else a for a in args)
             here = here or bool(wanted)
+        here = here or name.endswith("_like")
         made = function(*args, **kwargs)
         return _aligned(made) if here and isinstance(made, torch.Tensor) else made
 
@@ -82,22 +64,22 @@ def _aligned(tensor):
         return tensor.clone()
     span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     nbytes = span * tensor.element_size()
-    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
     name = f"the tensor {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-    allocation = Allocation(memory.ctypes.data + start, nbytes, name)
+    allocation, memory = device.allocated(nbytes, name)
     global_memory.add(allocation)
     weakref.finalize(memory, global_memory.unregister, allocation)
     # torch keeps the array while the memory is in use.
-    flat = torch.from_numpy(memory)[start : start + nbytes].view(tensor.dtype)
+    flat = torch.from_numpy(memory).view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 class _Event:
     """Replaces torch.cuda.Event: nothing is timed."""
 
-    def __init__(self, **_):
-        pass
+    _handles = itertools.count(1)
+
+    def __init__(self, *_, **__):
+        self.cuda_event = next(self._handles)
 
     def record(self, *_):
         """No effect: earlier launches have ended."""
@@ -109,6 +91,33 @@ class _Event:
 
     def elapsed_time(self, _):
         return float("nan")
+
+
+class _Stream:
+    """Replaces torch.cuda.Stream: a launch has ended when the call returns, so there is nothing to wait for."""
+
+    _handles = itertools.count(1)
+    device_index, priority = 0, 0
+
+    def __init__(self, *_, **__):
+        self.cuda_stream = next(self._handles)
+
+    def synchronize(self, *_):
+        """No effect."""
+
+    wait_stream = wait_event = synchronize
+
+    def query(self):
+        return True
+
+    def record_event(self, event=None):
+        return _Event() if event is None else event
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """No effect: work of all streams is in one order."""
 
 
 class _Graph:
@@ -132,10 +141,9 @@ def _capturing(*_, **__):
 
 
 def _torch_patches():
-    stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
-    properties = types.SimpleNamespace(
-        multi_processor_count=SM_COUNT, major=10, minor=0, name="emulator", L2_cache_size=126 << 20
-    )
+    stream = _Stream()
+    stream.cuda_stream = 0  # the default stream
+    capability = device.ATTRIBUTES[75], device.ATTRIBUTES[76]
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -146,13 +154,20 @@ def _torch_patches():
         "CUDAGraph": _Graph,
         "graph": _capturing,
         "stream": _capturing,
-        "Stream": lambda *_, **__: stream,
+        "Stream": _Stream,
+        "init": lambda: None,
+        "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "current_stream": lambda *_: stream,
         "default_stream": lambda *_: stream,
-        "get_device_capability": lambda *_: (10, 0),
-        "get_device_properties": lambda *_: properties,
+        "device": _capturing,
+        "get_device_capability": lambda *_: capability,
+        "get_device_name": lambda *_: device.NAME,
+        "get_device_properties": lambda *_: device.Properties(),
+        "mem_get_info": lambda *_: (device.free_memory(), device.total_memory()),
         "empty_cache": lambda: None,
         "manual_seed": lambda _: None,
+        "manual_seed_all": lambda _: None,
     }
 
 
@@ -211,8 +226,9 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         stack.callback(patches.undo)
         for name, value in _torch_patches().items():
             patches.set(torch.cuda, name, value)
-        patches.set(cutlass.utils, "HardwareInfo", HardwareInfo)
-        patches.set(hardware_info, "HardwareInfo", HardwareInfo)
+        cuda_python.answer(patches, checks)
+        patches.set(cutlass.utils, "HardwareInfo", device.HardwareInfo)
+        patches.set(hardware_info, "HardwareInfo", device.HardwareInfo)
         patches.set(cute, "compile", compile_here)
         patches.set(cute, "jit", jit)
         # The DSL's own conversions are decorated already.
@@ -220,6 +236,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         # The emulator's time is not a GPU's time, so benchmarked functions are not run.
         patches.set(testing, "benchmark", lambda *_, **__: float("nan"))
         patches.set(runtime._Tensor, "__init__", tensor_of)
+        stack.enter_context(triton_driver.active(patches, checks))
         stack.enter_context(_OnTheCPU())
         yield
 
@@ -244,16 +261,25 @@ def _runtime_arguments(function, args):
 
 
 class _Patches:
-    """Attributes that are restored afterwards."""
+    """Attributes, and items of dictionaries, that are restored afterwards."""
 
     def __init__(self):
-        self._before = []
+        self._undo = []
 
     def set(self, owner, name, value):
-        self._before.append((owner, name, getattr(owner, name, None), hasattr(owner, name)))
+        if name in vars(owner):
+            self._undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+        else:
+            self._undo.append(functools.partial(delattr, owner, name))
         setattr(owner, name, value)
 
+    def set_item(self, owner, name, value):
+        if name in owner:
+            self._undo.append(functools.partial(owner.__setitem__, name, owner[name]))
+        else:
+            self._undo.append(functools.partial(owner.pop, name, None))
+        owner[name] = value
+
     def undo(self):
-        while self._before:
-            owner, name, value, was = self._before.pop()
-            setattr(owner, name, value) if was else delattr(owner, name)
+        while self._undo:
+            self._undo.pop()()

@@ -1,6 +1,7 @@
 """A program written for a GPU runs unmodified: its tensors, its compile, its calls, its streams."""
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_fa4.emulator.as_if_cuda import ALIGNMENT, as_if_cuda
+from cute_fa4.emulator.as_if_cuda import as_if_cuda
+from cute_fa4.emulator.host.device import ALIGNMENT
+from tests.suite import scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -56,18 +59,60 @@ def test_a_program_for_a_gpu_runs_unmodified(tmp_path):
     assert "level hardware" in done.stdout
 
 
+PROGRAMS = ROOT / "examples" / "programs"
+
+
+@pytest.mark.parametrize(
+    "program, needs, launches",
+    [("cute_dsl.py", "cutlass", 1), ("cuda_python.py", "cuda.bindings", 1), ("triton_add.py", "triton", 1)],
+)  # fmt: skip
+def test_a_program_of_every_kind_runs_as_it_is(program, needs, launches):
+    pytest.importorskip(needs)
+    done = run("run", str(PROGRAMS / program))
+    assert done.returncode == 0 and "PASS\n" in done.stdout, done.stdout + done.stderr
+    assert f"emulator: {launches} launches, " in done.stderr and "level hardware" in done.stderr
+
+
+def test_arguments_are_the_programs_and_nothing_is_timed():
+    done = run("run", str(PROGRAMS / "cute_dsl.py"), "--n", "64")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "37 clusters of 4 CTAs at a time\nnan ms between the events, nan us a launch\nPASS\n"
+    )
+    assert run("run", str(PROGRAMS / "cute_dsl.py"), "--size", "64").returncode == 2
+
+
+def test_an_error_of_the_emulator_is_the_exit_status(tmp_path):
+    script = tmp_path / "broken.py"
+    right = (PROGRAMS / "cute_dsl.py").read_text()
+    script.write_text(right.replace("y[i] =", "y[i + 1] ="))
+    done = run("run", str(script), "--n", "32")
+    assert done.returncode == 1 and "IllegalAccess\n" in done.stderr, done.stdout + done.stderr
+
+
+def run(*command):
+    return scripts.run("-m", "cute_fa4.emulator", *command, cwd=ROOT, env=os.environ)
+
+
 def test_nothing_of_it_is_left_behind():
     import cutlass.cute as cute
     import cutlass.utils
+    from cuda.bindings import driver
 
-    before = (cute.compile, cute.jit, cutlass.utils.HardwareInfo, torch.cuda.is_available)
+    def patched():
+        return (
+            cute.compile, cute.jit, cutlass.utils.HardwareInfo, torch.cuda.is_available, driver.cuInit,
+            sys.modules.get("cuda.cuda"), list(sys.meta_path),
+        )  # fmt: skip
+
+    before = patched()
     with pytest.raises(KeyError), as_if_cuda():
         assert cute.compile is not before[0]
         moved = torch.arange(10.0)[1:].cuda()
         assert moved.device.type == "cpu" and moved.data_ptr() % ALIGNMENT == 0
         assert torch.equal(torch.zeros(3, device="cuda:0"), torch.zeros(3))
         raise KeyError
-    assert before == (cute.compile, cute.jit, cutlass.utils.HardwareInfo, torch.cuda.is_available)
+    assert before == patched()
 
 
 def test_tensors_say_that_they_are_on_a_gpu_and_nothing_is_timed():

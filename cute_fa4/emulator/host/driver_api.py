@@ -15,7 +15,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, GlobalMemory
+from cute_fa4.emulator.host import device
+from cute_fa4.emulator.machine.memory import GlobalMemory
 from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.emulator.ptx.labels import NO_LABELS
 
@@ -23,23 +24,10 @@ from cute_fa4.emulator.ptx.labels import NO_LABELS
 # that is raised as a callback begins (Ctrl-C while C code ran), and the C code then reads the old memory.
 SUCCESS, FAILURE = 0x600D, 1
 
-DEVICE_ATTRIBUTES = {
-    # cudaDeviceAttr number: value on a B200
-    16: 148,  # multiprocessors
-    39: 2048,  # threads per multiprocessor
-    8: 49152,  # shared memory per block without opt-in
-    10: 32,  # warp size
-    12: 65536,  # registers per block
-    75: 10,  # compute capability, major
-    76: 0,  # minor
-    81: 233472,  # shared memory per multiprocessor
-    97: MAX_SHARED_BYTES,  # shared memory per block, opt-in
-}
-
 CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
 PREFERRED_CLUSTER_DIMENSION = 11
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the previous one has ended
-_SUPPORTED_LAUNCH_ATTRIBUTES = {
+SUPPORTED_LAUNCH_ATTRIBUTES = {
     0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
     8: "priority", 14: "preferred shared memory carveout",
     # Clusters have the size of attribute 4, which a launch may always get.
@@ -232,12 +220,7 @@ def get_kernel(kernel, library, name):
 @_guarded
 def device_attribute(value, attribute):
     """cudaDeviceGetAttribute of a B200."""
-    if attribute not in DEVICE_ATTRIBUTES:
-        raise EmulatorError(
-            f"host code asks for device attribute {attribute}, which the emulator does not know; "
-            f"known are {sorted(DEVICE_ATTRIBUTES)}"
-        )
-    value[0] = DEVICE_ATTRIBUTES[attribute]
+    value[0] = device.attribute(attribute)
 
 
 @_guarded
@@ -374,7 +357,7 @@ def _cluster_dims(config, kernel):
             dims = tuple(attribute.value[:3])
         elif attribute.id == PREFERRED_CLUSTER_DIMENSION:
             preferred = tuple(attribute.value[:3])
-        elif attribute.id not in _SUPPORTED_LAUNCH_ATTRIBUTES:
+        elif attribute.id not in SUPPORTED_LAUNCH_ATTRIBUTES:
             raise EmulatorError(f"launch attribute {attribute.id} is not known to the emulator")
     dims = (*dims, 1, 1)[:3]
     if preferred is not None:

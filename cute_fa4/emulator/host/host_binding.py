@@ -25,6 +25,12 @@ def keeping_machine_code():
         _machine_code = outside
 
 
+def keep_machine_code(ptx, cubin):
+    """Within keeping_machine_code(): the machine code that another compiler made of a PTX text."""
+    if _machine_code is not None:
+        _machine_code[ptx] = cubin
+
+
 def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels):
     """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator: without ptxas.
 
@@ -49,7 +55,7 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
     for number in numbers:
         driver_api.register(number, compiled.__ptx__, labels)
     if kept is not None and compiled.__cubin__:
-        kept[compiled.__ptx__] = compiled.__cubin__
+        keep_machine_code(compiled.__ptx__, compiled.__cubin__)
     return compiled
 
 

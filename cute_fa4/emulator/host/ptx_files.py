@@ -70,6 +70,13 @@ class Kernel:
         self.entry, self.checks = entry, checks
         self._library = driver_api.library(text, labels)
 
+    @property
+    def parameters(self):
+        """The parameters of the kernel, in order: name, nbytes, kind."""
+        from cute_fa4.emulator.host import driver_api
+
+        return driver_api.program_of(self._library, self.entry).kernel.params
+
     def launch(self, *arguments, grid, block, cluster=None, shared=0):
         """Execute the kernel on a grid of CTAs.
 

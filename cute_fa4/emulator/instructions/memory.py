@@ -116,7 +116,8 @@ def store(warp, ins, match):
     dtype = SIZED[access.size]
     values = np.empty((len(lanes), access.count), dtype)
     for i, operand in enumerate(sources):
-        whole = warp.read64(operand) if access.size == 8 else warp.read32(operand)
+        wide = access.size == 8 or isinstance(operand, Reg) and operand.bits == 64
+        whole = warp.read64(operand) if wide else warp.read32(operand)
         values[:, i] = whole[lanes] if len(lanes) < 32 else whole
     scatter(warp, access.space, warp.address(target)[lanes], values, access.count * access.size)
     warp.note_progress()

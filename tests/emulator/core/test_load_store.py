@@ -24,6 +24,34 @@ def test_global_load_extends_to_the_register(kind):
     assert (out == data.astype(np.int64).view(np.uint64)).all()
 
 
+@pytest.mark.parametrize("kind", ["b8", "u16", "b32", "f32", "v2.b32", "b64"])
+@pytest.mark.parametrize("space", ["global", "shared", "local", ""])
+def test_a_store_chops_a_wider_register(space, kind):
+    """PTX ISA, "Operand Size Exceeding Instruction-Type Size": the low part of a 64-bit register is stored."""
+    count, size = (2 if kind[0] == "v" else 1), int(kind.rpartition(".")[2][1:]) // 8
+    data = np.random.default_rng(size).integers(0, 1 << 63, 32, np.uint64)
+    out = np.zeros((32, 2), np.uint64)
+    address = {
+        "shared": "mov.b32 %r4, dyn; shl.b32 %r5, %r3, 4; add.s32 %r4, %r4, %r5;",
+        "local": ".local .align 16 .b8 depot[16]; mov.b64 %rd4, depot;",
+    }.get(space, "ld.param.b64 %rd4, [p1]; mul.wide.u32 %rd5, %r3, 16; add.s64 %rd4, %rd4, %rd5;")
+    at = "[%r4]" if space == "shared" else "[%rd4]"
+    prefix = f".{space}" if space else ""
+    value = "{%rd3, %rd3}" if count == 2 else "%rd3"
+    body = AT.format(size=8) + "ld.global.b64 %rd3, [%rd1];" + address
+    body += f"st{prefix}.{kind} {at}, {value};"
+    if space in ("shared", "local"):
+        for i in range(count):
+            body += f"ld.{space}.b{8 * size} %rd{6 + i}, {at[:-1]}+{size * i}];"
+        body += "ld.param.b64 %rd4, [p1]; mul.wide.u32 %rd5, %r3, 16; add.s64 %rd4, %rd4, %rd5;"
+        for i in range(count):
+            body += f"st.global.b{8 * size} [%rd4+{size * i}], %rd{6 + i};"
+    run_ptx(body, data, out, **({"shared": 512} if space == "shared" else {}))
+    stored = out.view(np.uint8)[:, : size * count].reshape(32, count, size)
+    expected = data.view(np.uint8).reshape(32, 1, 8)[:, :, :size]
+    assert (stored == expected).all() and not out.view(np.uint8)[:, size * count :].any()
+
+
 def test_vector_round_trip_through_shared_memory():
     """Lane l writes 16 bytes at 16 l; lane l reads those of lane 31 - l."""
     out = run_lanes(

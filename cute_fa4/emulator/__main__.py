@@ -1,6 +1,7 @@
 """Run programs for a Blackwell GPU on a CPU, and inspect their kernels, or the attention kernel.
 
 python -m cute_fa4.emulator run their_example.py --its --arguments      # as it is: torch and the DSL report a GPU
+python -m cute_fa4.emulator run kernel.ptx --grid 2 --block 64 --argument f32:100:zeros    # or kernel.cu, with nvcc
 python -m cute_fa4.emulator trace --head-dim 128 --causal --seqlen 512 --text --svg pipeline.svg --html pipeline.html
 python -m cute_fa4.emulator profile my_kernel.py --its --arguments     # modelled cycles, and where they go
 python -m cute_fa4.emulator coverage --head-dim 64 --seqlen 300
@@ -15,7 +16,7 @@ import runpy
 import sys
 import warnings
 
-from cute_fa4.emulator import compare, use
+from cute_fa4.emulator import compare, kernel_files, use
 from cute_fa4.emulator.model import report
 from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.emulator.reports import annotated, coverage, trace
@@ -93,7 +94,8 @@ def arguments(argv):
         command.add_argument(
             "script",
             nargs=None if command is started else "?",
-            help="a Python file to run instead of the attention kernel; of compare: whose run() is called",
+            help="a Python file to run instead of the attention kernel, a .ptx or .cu file with a kernel; of compare: "
+            "a Python file whose run() is called",
         )
         command.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     parsed = parser.parse_args(argv)
@@ -160,14 +162,20 @@ def executed(options, **settings):
         if options.script is None:
             attention(options)
             return run
-        options.failed = False
+        options.status = 0
         try:
-            with _arguments_of(options):
-                runpy.run_path(options.script, run_name="__main__")
+            if options.script.endswith(kernel_files.SUFFIXES):
+                kernel_files.run(options.script, options.arguments)
+            else:
+                with _arguments_of(options):
+                    runpy.run_path(options.script, run_name="__main__")
         except EmulatorError as error:
-            options.failed = True
+            options.status = 1
             print(f"{options.script}: {type(error).__name__}\n{error}", file=sys.stderr)
-    if not run.launches and not run.levels:
+        except kernel_files.KernelFileError as error:
+            options.status = 2
+            print(error, file=sys.stderr)
+    if not run.launches and not run.levels and not options.status:
         print(
             f"{options.script}: launched no kernel on the emulator: compile with emulator.compile, call attention "
             "with CPU tensors, or, for programs for a GPU, use the command run or --as-if-cuda",
@@ -180,6 +188,13 @@ def compared(options):
     """Exit status of compare: 1 with findings, 2 for a script without run()."""
     if options.script is None:
         found = compare(lambda: attention(options), seeds=options.seeds)
+    elif options.script.endswith(kernel_files.SUFFIXES):
+        print(
+            f"{options.script}: compare takes a Python file with a function run(); for a kernel file use run with "
+            "--mode random or hostile, and --seed",
+            file=sys.stderr,
+        )
+        return 2
     else:
         with _arguments_of(options):
             function = runpy.run_path(options.script, run_name="cute_fa4_compare").get("run")
@@ -205,7 +220,7 @@ def main(argv=None) -> int:
 
 
 def started(options):
-    """Executes the program; 1 if the emulator reported an error."""
+    """Executes the program; 1 if the emulator reported an error, 2 for a kernel file whose launch is not complete."""
     options.as_if_cuda = True
     settings = {}
     if options.checks:
@@ -219,7 +234,7 @@ def started(options):
             f"{run.level}",
             file=sys.stderr,
         )
-    return int(options.failed)
+    return options.status
 
 
 def covered(options):

@@ -77,6 +77,13 @@ class Kernel:
 
         return driver_api.program_of(self._library, self.entry).kernel.params
 
+    @property
+    def directives(self):
+        """Its performance directives: {".reqntid": (128, 1, 1), ...}."""
+        from cute_fa4.emulator.host import driver_api
+
+        return driver_api.program_of(self._library, self.entry).kernel.directives
+
     def launch(self, *arguments, grid, block, cluster=None, shared=0):
         """Execute the kernel on a grid of CTAs.
 

@@ -25,7 +25,6 @@ LONG_FILES = {
     "cute_fa4/emulator/checks/ordering.py": 491,
     "cute_fa4/emulator/instructions/convert.py": 495,
     "cute_fa4/emulator/instructions/lane_arithmetic.h": 491,
-    "cute_fa4/emulator/ptx/parser.py": 459,
     "cute_fa4/hopper/tcgen05.cu": 500,
     "cute_fa4/interface.py": 481,
     "cute_fa4/sm100/traced/expressions.py": 528,

@@ -13,9 +13,9 @@ PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Directives".
 
 import dataclasses
 import re
-import struct
 from bisect import bisect_right
 
+from cute_fa4.emulator.ptx import calls, literals
 from cute_fa4.emulator.ptx.errors import UnknownInstruction
 from cute_fa4.emulator.ptx.syntax import (
     RESERVED_SHARED_BYTES,
@@ -62,9 +62,6 @@ _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)([^\n]*)")
 _ENTRY = re.compile(
     rf"(?:\.(?:visible|extern|weak)\s+)*\.(entry|func)\b\s*(?:\([^()]*\)\s*)?({_NAME})\s*", re.S
 )
-_INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
-_FLOAT_BITS = re.compile(r"(-?)0([fFdD])([0-9a-fA-F]+)$")
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?$")
 _GUARD = re.compile(r"@(!?)\s*([%\w$.]+)\s+(.*)", re.S)
 # A vector or an address may follow without a space.
 _OPCODE = re.compile(r"([^\s{\[]+)\s*(.*?)\s*$", re.DOTALL)
@@ -302,7 +299,7 @@ class _Parser:
         return Variable(name, space, 0, nbytes, int(align or element), data, kind)
 
     def _declare_variable(self, body, table, kernel, at):
-        variable = self._variable(body, at)
+        variable = calls.as_local(self._variable(body, at), table, kernel)
         offset = 0
         if variable.space == "local" and kernel is not None:
             offset = -(-kernel.local_bytes // variable.align) * variable.align
@@ -348,10 +345,11 @@ class _Parser:
                 self._refuse(f"{m[2]} is not a predicate", None, text, line)
             guard = (register.index, m[1] == "!")
             body = m[3]
-        opcode, rest = _OPCODE.match(body).groups()
+        opcode, rest = calls.rewritten(*_OPCODE.match(body).groups())
         operands = (
             tuple(self._operand(o, scope, opcode, text, line) for o in _split(rest)) if rest else ()
         )
+        opcode = calls.in_local_memory(opcode, operands)
         return Instruction(opcode, operands, guard, line, source, text, role_source)
 
     def _operand(self, word, scope, opcode, text, line):
@@ -372,7 +370,7 @@ class _Parser:
         if "|" in word:
             a, b = word.split("|")
             return Pair(*(self._operand(o.strip(), scope, opcode, text, line) for o in (a, b)))
-        constant = _constant(word, opcode)
+        constant = literals.constant(word, opcode)
         if constant is not None:
             return constant
         if word in SPECIAL_REGISTERS:
@@ -432,26 +430,6 @@ def _split(text):
             start = i + 1
     parts.append(text[start:].strip())
     return parts
-
-
-def _constant(word, opcode):
-    """Imm of a literal, None if the word is not one. Decimal floats take the width of the opcode."""
-    if not (word[0].isdigit() or word[0] in "+-."):
-        return None
-    m = _FLOAT_BITS.match(word)
-    if m:
-        bits, width = int(m[3], 16), 32 if m[2] in "fF" else 64
-        return Imm(bits ^ (1 << width - 1) if m[1] else bits, True)
-    if _INTEGER.match(word):
-        digits = word.rstrip("U")
-        sign = -1 if digits[0] == "-" else 1
-        digits = digits.lstrip("+-")
-        octal = len(digits) > 1 and digits[0] == "0" and digits[1] in "01234567"
-        return Imm(sign * int(digits, 8 if octal else 0))
-    if _DECIMAL.match(word):
-        wide = opcode.endswith("f64")
-        return Imm(int.from_bytes(struct.pack("<d" if wide else "<f", float(word)), "little"), True)
-    return None
 
 
 def _hide_strings(text):

@@ -27,8 +27,6 @@ MODULES = {  # module: (prefix of its calls, its enumeration of errors, success,
 # Calls that need no GPU: names of errors, and the version of the library.
 _OWN_ANSWERS = {"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion"}
 _MACHINE_CODE = (b"\x7fELF", b"\x50\xed\x55\xba")  # a cubin, a fatbin
-_FLOAT_TYPES = {6: "f16", 7: "f32", 8: "f64", 9: "bf16", 10: "f32_ftz", 11: "tf32", 12: "tf32_ftz"}
-_INTEGER_TYPES = dict(enumerate(("u8", "u16", "u32", "s32", "u64", "s64")))
 
 
 def answer(patches, checks):
@@ -294,20 +292,9 @@ class _Calls:
             dependent=dependent,
         )
 
-    def encode_tiled(self, dtype, rank, address, sizes, strides, box, steps, *rest):
-        """cuTensorMapEncodeTiled(..., interleave, swizzle, l2Promotion, oobFill)."""
-        interleave, swizzle, promotion, fill = (int(each) for each in rest)
-        kind = {**_INTEGER_TYPES, **_FLOAT_TYPES}.get(int(dtype))
-        if interleave or swizzle > 3 or kind is None:
-            raise EmulatorError(
-                f"cuTensorMapEncodeTiled: dtype {dtype}, interleave {interleave}, swizzle {swizzle}; the emulator "
-                "answers the types of 8 to 64 bits without interleave, and the swizzles of 0, 32, 64 and 128 bytes"
-            )
-        data = ptx_files.encode_tiled(
-            kind, int(address), [int(n) for n in sizes], [int(n) for n in strides[: int(rank) - 1]],
-            [int(n) for n in box], [int(n) for n in steps], (0, 32, 64, 128)[swizzle], (0, 64, 128, 256)[promotion],
-            bool(fill),
-        )  # fmt: skip
+    def encode_tiled(self, *parameters):
+        """cuTensorMapEncodeTiled."""
+        data = ptx_files.encode_as_driver(*parameters)
         made = self.driver.CUtensorMap()
         made.opaque = [int(word) for word in np.frombuffer(data, np.uint64)]
         return made

@@ -234,6 +234,14 @@ def set_kernel_attribute(kernel, attribute, value):
     """Dynamic shared memory and cluster permissions: the launch checks the limits."""
 
 
+@_guarded
+def encode_tensor_map(target, *parameters):
+    """cuTensorMapEncodeTiled: its 128 bytes at an address."""
+    from cute_fa4.emulator.host import ptx_files
+
+    ctypes.memmove(target, ptx_files.encode_as_driver(*parameters), ptx_files.TENSOR_MAP_BYTES)
+
+
 def unsupported(name):
     """Host code called a runtime function without a meaning here."""
     global _error

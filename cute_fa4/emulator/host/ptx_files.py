@@ -34,6 +34,11 @@ _DTYPES = {
     "f16": (6, 2, 0), "f32": (7, 4, 0), "f32_ftz": (8, 4, 0), "f64": (9, 8, 0), "bf16": (10, 2, 0),
     "tf32": (7, 4, 1), "tf32_ftz": (8, 4, 1),
 }  # fmt: skip
+# CUtensorMapDataType: the name of each number.
+DRIVER_DTYPES = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz",
+)  # fmt: skip
+TENSOR_MAP_BYTES = 128
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 
@@ -248,6 +253,34 @@ def encode_tiled(
     for i, extent in enumerate(box[1:]):
         w[14] |= (extent - 1) << 8 * i
     return _checked(w)
+
+
+def encode_as_driver(dtype, rank, address, sizes, strides, box, steps, *codes):
+    """encode_tiled with the parameters of cuTensorMapEncodeTiled: codes of types and modes, arrays of `rank` numbers.
+
+    codes  interleave, swizzle, l2Promotion, oobFill
+    Raises TensorMapError for codes without a meaning here: interleave, types of less than 8 bits, swizzled atoms.
+    """
+    accept = _accept("cuTensorMapEncodeTiled")
+    interleave, swizzle, promotion, fill = (int(code) for code in codes)
+    accept(
+        int(dtype) < len(DRIVER_DTYPES),
+        "tensorDataType",
+        int(dtype),
+        f"0 to {len(DRIVER_DTYPES) - 1}",
+    )
+    accept(not interleave, "interleave", interleave, "0")
+    accept(swizzle < len(_SWIZZLES), "swizzle", swizzle, f"0 to {len(_SWIZZLES) - 1}")
+
+    def numbers(array, n):
+        return [int(array[i]) for i in range(n)]
+
+    rank = int(rank)
+    address = 0 if address is None else int(address)  # ctypes has None for a null pointer
+    return encode_tiled(
+        DRIVER_DTYPES[int(dtype)], address, numbers(sizes, rank), numbers(strides, rank - 1), numbers(box, rank),
+        numbers(steps, rank), list(_SWIZZLES)[swizzle], list(_PROMOTIONS)[promotion], bool(fill),
+    )  # fmt: skip
 
 
 def encode_im2col(

@@ -26,6 +26,9 @@ struct callbacks {
     int (*kernel_attribute)(int *value, int attribute, void *kernel);
     int (*set_kernel_attribute)(void *kernel, int attribute, int value);
     int (*launch)(const void *config, void *kernel, void **args);
+    int (*encode_tensor_map)(void *map, int type, unsigned rank, void *address, const uint64_t *sizes,
+                             const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
+                             int interleave, int swizzle, int promotion, int fill);
     void (*unsupported)(const char *name);
 };
 
@@ -94,10 +97,8 @@ HIDDEN int _cudaLaunchKernelEx(const void *config, void *kernel, void **args) {
 HIDDEN int _cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const uint64_t *sizes,
                                    const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
                                    int interleave, int swizzle, int promotion, int fill) {
-    (void)map; (void)type; (void)rank; (void)address; (void)sizes; (void)strides; (void)box; (void)element_strides;
-    (void)interleave; (void)swizzle; (void)promotion; (void)fill;
-    callbacks.unsupported("_cuTensorMapEncodeTiled");
-    return NOT_SUPPORTED;
+    return status_of(callbacks.encode_tensor_map(map, type, rank, address, sizes, strides, box, element_strides,
+                                                 interleave, swizzle, promotion, fill));
 }
 
 /* --- errors: Python keeps the exception, the status only says that there is one ------------------- */

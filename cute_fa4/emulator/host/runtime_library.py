@@ -22,6 +22,19 @@ _PROTOTYPES = (
     ("kernel_attribute", ctypes.CFUNCTYPE(ctypes.c_int, _OUT_INT, ctypes.c_int, _POINTER)),
     ("set_kernel_attribute", ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, ctypes.c_int, ctypes.c_int)),
     ("launch", ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _OUT_POINTER)),
+    (
+        "encode_tensor_map",
+        ctypes.CFUNCTYPE(
+            ctypes.c_int,
+            _POINTER,
+            ctypes.c_int,
+            ctypes.c_uint,
+            _POINTER,
+            *[ctypes.POINTER(ctypes.c_uint64)] * 2,
+            *[ctypes.POINTER(ctypes.c_uint32)] * 2,
+            *[ctypes.c_int] * 4,
+        ),  # fmt: skip
+    ),
     ("unsupported", ctypes.CFUNCTYPE(None, ctypes.c_char_p)),
 )
 _numbers = itertools.count(1)

@@ -17,9 +17,9 @@ import numpy as np
 from cute_fa4.emulator.host import device, host_binding, ptx_files
 from cute_fa4.emulator.ptx.errors import EmulatorError
 
-# In the enumeration of cuTensorMapEncodeTiled, by number; its 11 is tf32.
-_DTYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32")
-_L2_PROMOTION = 128  # of the tensor maps that Triton's own driver makes
+_PROMOTION = (
+    2  # of the tensor maps that Triton's own driver makes: CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+)
 _PROPERTIES = {
     "max_shared_mem": 97, "max_num_regs": 82, "multiprocessor_count": 16, "warpSize": 10,
 }  # fmt: skip
@@ -182,15 +182,15 @@ class _Utilities:
         self, address, swizzle, itemsize, dtype, box, shape, strides, padding
     ):
         """The tensor map of a descriptor; sizes and strides in elements, from the slowest dimension on."""
-        return ptx_files.encode_tiled(
-            _DTYPES[dtype],
+        return ptx_files.encode_as_driver(
+            dtype,
+            len(box),
             address,
-            [int(n) for n in shape[::-1]],
+            shape[::-1],
             [int(n) * itemsize for n in strides[:-1][::-1]],
-            [int(n) for n in box[::-1]],
-            swizzle=(0, 32, 64, 128)[swizzle],
-            l2_promotion=_L2_PROMOTION,
-            nan_fill=bool(padding),
+            box[::-1],
+            [1] * len(box),
+            *(0, swizzle, _PROMOTION, padding),
         )
 
     def __getattr__(self, name):

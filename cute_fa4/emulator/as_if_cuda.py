@@ -46,11 +46,16 @@ class _OnTheCPU(TorchFunctionMode):
         kwargs, here = dict(kwargs or {}), False
         if _is_cuda(kwargs.get("device")):
             kwargs["device"], here = "cpu", True
+        kwargs.pop("pin_memory", None)
         name = getattr(function, "__name__", "")
+        if name == "pin_memory":
+            return args[0]
         if name == "cuda":
             return _aligned(args[0])
         if name == "to":
-            wanted = [a for a in args[1:] if isinstance(a, (str, torch.device)) and _is_cuda(a)]
+            wanted = [
+                a for a in args[1:] if isinstance(a, (str, int, torch.device)) and _is_cuda(a)
+            ]
             args = tuple("cpu" if any(a is w for w in wanted) else a for a in args)
             here = here or bool(wanted)
         here = here or name.endswith("_like")
@@ -120,6 +125,20 @@ class _Stream:
         """No effect: work of all streams is in one order."""
 
 
+class _ExternalStream(_Stream):
+    """Replaces torch.cuda.ExternalStream."""
+
+    def __init__(self, stream_ptr, *_, **__):
+        self.cuda_stream = stream_ptr
+
+
+class _Generator(torch.Generator):
+    """Replaces torch.Generator: that of a GPU is a CPU's."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu" if _is_cuda(device) else device)
+
+
 class _Graph:
     """Replaces torch.cuda.CUDAGraph: a capture executes immediately, as if it were replayed once."""
 
@@ -140,7 +159,26 @@ def _capturing(*_, **__):
     yield
 
 
+def _nothing(*_, **__):
+    """No effect."""
+
+
 def _torch_patches():
+    """(owner, name) -> its replacement."""
+    device_of_cpu = torch.set_default_device
+    return {
+        **{(torch.cuda, name): value for name, value in _torch_cuda_patches().items()},
+        (torch, "Generator"): _Generator,
+        (torch, "set_default_device"): lambda where: device_of_cpu(
+            None if _is_cuda(where) else where
+        ),
+        **{(torch.cuda.nvtx, name): _nothing for name in ("range_push", "range_pop", "mark")},
+        (torch.cuda.nvtx, "range"): _capturing,
+        **{(torch.cuda.profiler, name): _nothing for name in ("start", "stop")},
+    }
+
+
+def _torch_cuda_patches():
     stream = _Stream()
     stream.cuda_stream = 0  # the default stream
     capability = device.ATTRIBUTES[75], device.ATTRIBUTES[76]
@@ -155,7 +193,11 @@ def _torch_patches():
         "graph": _capturing,
         "stream": _capturing,
         "Stream": _Stream,
+        "ExternalStream": _ExternalStream,
         "init": lambda: None,
+        **dict.fromkeys(
+            ("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect"), _nothing
+        ),
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: False,
         "current_stream": lambda *_: stream,
@@ -186,18 +228,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
     original_compile, original_jit = cute.compile, cute.jit
     original_tensor = runtime._Tensor.__init__
 
-    def compile_here(function, *args, options="", **kwargs):
-        from cute_fa4 import emulator
-
-        _compiling.now = True
-        try:
-            compiled = emulator.bind(
-                original_compile, _original(function), *args,
-                options=options or "", arch=arch, checks=checks, **kwargs,
-            )  # fmt: skip
-        finally:
-            _compiling.now = False
-        return compiled
+    compile_here = _Compile(original_compile, arch, checks)
 
     def jit(*arguments, **options):
         if not (len(arguments) == 1 and callable(arguments[0]) and not options):
@@ -224,8 +255,8 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
 
     with contextlib.ExitStack() as stack:
         stack.callback(patches.undo)
-        for name, value in _torch_patches().items():
-            patches.set(torch.cuda, name, value)
+        for (owner, name), value in _torch_patches().items():
+            patches.set(owner, name, value)
         cuda_python.answer(patches, checks)
         patches.set(cutlass.utils, "HardwareInfo", device.HardwareInfo)
         patches.set(hardware_info, "HardwareInfo", device.HardwareInfo)
@@ -239,6 +270,28 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         stack.enter_context(triton_driver.active(patches, checks))
         stack.enter_context(_OnTheCPU())
         yield
+
+
+class _Compile:
+    """Replaces cute.compile: compiles for the emulator. compile[options] likewise."""
+
+    def __init__(self, original, arch, checks):
+        self._compiler, self._arch, self._checks = original, arch, checks
+
+    def __getitem__(self, options):
+        return _Compile(self._compiler[options], self._arch, self._checks)
+
+    def __call__(self, function, *args, options="", **kwargs):
+        from cute_fa4 import emulator
+
+        _compiling.now = True
+        try:
+            return emulator.bind(
+                self._compiler, _original(function), *args,
+                options=options or "", arch=self._arch, checks=self._checks, **kwargs,
+            )  # fmt: skip
+        finally:
+            _compiling.now = False
 
 
 def _original(function):

@@ -38,7 +38,7 @@ y, z = torch.empty(64, device="cuda"), torch.zeros(64).to("cuda", torch.float32)
 tensors = [from_dlpack(t, assumed_align=16).mark_layout_dynamic() for t in (x, y, z)]
 launch(tensors[0], tensors[1], 3)                                  # compiles, and calls
 stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
-compiled = cute.compile(on_stream, tensors[0], tensors[2], 5, stream)
+compiled = cute.compile[cute.GenerateLineInfo(True), cute.KeepPTX()](on_stream, tensors[0], tensors[2], 5, stream)
 compiled(tensors[0], tensors[2], stream)
 torch.cuda.synchronize()
 assert torch.equal(y.cpu(), 3 * torch.arange(64.0)) and torch.equal(z, 5 * x)
@@ -122,6 +122,38 @@ def test_tensors_say_that_they_are_on_a_gpu_and_nothing_is_timed():
         assert tensor.is_cuda and tensor.data_ptr() % ALIGNMENT == 0
         assert event.query() and math.isnan(event.elapsed_time(event))
     assert not torch.zeros(2).is_cuda
+
+
+# What programs for a GPU call of torch besides: name -> (call, result).
+CALLS = {
+    "generator": (lambda: torch.Generator(device="cuda").manual_seed(3).initial_seed(), 3),
+    "generator of a tensor": (
+        lambda: torch.rand(3, device="cuda", generator=torch.Generator("cuda")).is_cuda,
+        True,
+    ),
+    "pin_memory()": (lambda: torch.ones(3).pin_memory().sum().item(), 3),
+    "pin_memory=": (lambda: torch.ones(3, pin_memory=True).sum().item(), 3),
+    ".to(number)": (lambda: torch.ones(3).to(0).data_ptr() % ALIGNMENT, 0),
+    ".cuda(number)": (lambda: torch.ones(3).cuda(0, non_blocking=True).data_ptr() % ALIGNMENT, 0),
+    "like": (lambda: torch.empty_like(torch.ones(3)).data_ptr() % ALIGNMENT, 0),
+    "module": (lambda: next(torch.nn.Linear(2, 2).to("cuda").parameters()).is_cuda, True),
+    "default device": (lambda: torch.set_default_device("cuda") or torch.ones(2).is_cuda, True),
+    "capability": (lambda: torch.cuda.get_device_capability(), (10, 0)),
+    "properties": (lambda: torch.cuda.get_device_properties(0).multi_processor_count, 148),
+    "external stream": (lambda: torch.cuda.ExternalStream(5).cuda_stream, 5),
+    "own stream": (lambda: torch.cuda.Stream(0).cuda_stream != torch.cuda.Stream(0).cuda_stream, True),
+    "waits": (lambda: torch.cuda.Stream().wait_stream(torch.cuda.current_stream()), None),
+    "device": (lambda: torch.cuda.device(0).__enter__(), None),
+    "nvtx": (lambda: torch.cuda.nvtx.range_push("name"), None),
+    "profiler": (lambda: torch.cuda.profiler.start(), None),
+    "statistics": (lambda: torch.cuda.reset_peak_memory_stats(), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call, result", CALLS.values(), ids=CALLS)
+def test_torch_says_that_there_is_a_gpu(call, result):
+    with as_if_cuda():
+        assert call() == result
 
 
 def test_a_graph_is_executed_as_it_is_captured_and_replayed_once():

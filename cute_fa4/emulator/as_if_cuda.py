@@ -60,7 +60,11 @@ class _OnTheCPU(TorchFunctionMode):
             here = here or bool(wanted)
         here = here or name.endswith("_like")
         made = function(*args, **kwargs)
-        return _aligned(made) if here and isinstance(made, torch.Tensor) else made
+        if not (here and isinstance(made, torch.Tensor)):
+            return made
+        if made.is_leaf and made.requires_grad and name != "to":  # a parameter stays one
+            return _aligned(made.detach()).requires_grad_()
+        return _aligned(made)
 
 
 def _aligned(tensor):

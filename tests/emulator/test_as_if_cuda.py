@@ -136,6 +136,8 @@ CALLS = {
     ".to(number)": (lambda: torch.ones(3).to(0).data_ptr() % ALIGNMENT, 0),
     ".cuda(number)": (lambda: torch.ones(3).cuda(0, non_blocking=True).data_ptr() % ALIGNMENT, 0),
     "like": (lambda: torch.empty_like(torch.ones(3)).data_ptr() % ALIGNMENT, 0),
+    "parameter": (lambda: torch.rand(3, device="cuda", requires_grad=True).is_leaf, True),
+    "copy of a parameter": (lambda: torch.rand(3, requires_grad=True).to("cuda").is_leaf, False),
     "module": (lambda: next(torch.nn.Linear(2, 2).to("cuda").parameters()).is_cuda, True),
     "default device": (lambda: torch.set_default_device("cuda") or torch.ones(2).is_cuda, True),
     "capability": (lambda: torch.cuda.get_device_capability(), (10, 0)),

@@ -22,6 +22,7 @@ from cutlass._mlir import ir
 from ..layouts.scalars import maximum
 from .blueprint.barriers import KV_SLOT
 from .blueprint.chip import SMEM_BASE_ALIGNMENT
+from .blueprint.raw_rows import RAW_COLUMNS
 from .operands import tma
 from .operands.rope import Rope
 from .steps.row_math import LOG2_E
@@ -376,3 +377,20 @@ class SM100Kernel:
             queue=queue,
             tmem_address=cute.recast_ptr(base + cfg.smem.tmem_address.offset, dtype=Int32),
         )
+
+
+class OverRawRows(SM100Kernel):
+    """For a family whose K and V arrive as 8-bit rows, which become 16-bit in their slots (blueprint/raw_rows.py)."""
+
+    def kv_operands(self, mK, mV) -> tuple:
+        return (
+            *tma.kv_operand(self.cfg, mK, RAW_COLUMNS, is_v=False),
+            *tma.kv_operand(self.cfg, mV, RAW_COLUMNS, is_v=True),
+        )
+
+    def prologue(self, base, mbarriers) -> CTA:
+        """The load warp announces rows of 8 bits, and waits for the MMAs that read those of 16."""
+        cta, raw_bytes = super().prologue(base, mbarriers), self.cfg.tiles.raw_bytes
+        raw_full = mbarriers + self.cfg.barriers.first_index("raw_full")
+        of_raw = dict(full=raw_full, k_bytes=(raw_bytes,), v_bytes=raw_bytes)
+        return replace(cta, producer=replace(cta.producer, **of_raw))

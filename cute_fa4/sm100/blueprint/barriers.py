@@ -176,6 +176,18 @@ def ring_rows() -> tuple[Barrier, ...]:
     )
 
 
+def raw_row() -> Barrier:
+    """The barrier for 8-bit rows that become 16-bit in their slot (raw_rows.py); it comes before kv_full."""
+    return Barrier(
+        "raw_full",
+        KV_SLOT,
+        (announced_bytes("load"),),
+        "dequantize",
+        "8-bit K or V is ready",
+        "kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait",
+    )
+
+
 def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
     """The barriers of the ring of scales of keys (roles/token_scales.py). readers: the threads that read an entry."""
     full, empty = "scales_full", "scales_empty"

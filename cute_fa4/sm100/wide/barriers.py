@@ -37,9 +37,12 @@ work_claimed  one claim at a time
 from ..blueprint.barriers import (
     KV_SLOT,
     KV_STAGE,
+    QUEUE_READERS,
+    Arrivals,
     Barrier,
     BarrierTable,
     announced_bytes,
+    changed_rows,
     commit_by,
     every_thread,
     queue_rows,
@@ -47,6 +50,7 @@ from ..blueprint.barriers import (
 )
 from ..blueprint.entries import WORK_ENTRIES
 from ..blueprint.warp_roles import WarpRoles
+from .warp_roles import DequantizingWarpRoles
 
 Q_TILE, S_BUFFER, WORK_ENTRY, CTA = "q_tile", "s_buffer", "work_entry", "cta"
 S_BUFFERS = 2
@@ -114,3 +118,16 @@ def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
         *ring_rows(),
         *queue_rows(warps),
     )
+
+
+def dequantizing_rows(
+    warps: DequantizingWarpRoles, raw: Barrier, kv_full: Arrivals
+) -> tuple[Barrier, ...]:
+    """The same where two warps dequantize in slots. raw: 8-bit columns have arrived; kv_full: who raises it then."""
+    readers = sum(map(warps.threads_of, (*QUEUE_READERS, "dequantize")))
+    changed = {
+        "kv_full": {"raised_by": (kv_full,)},
+        "work_ready": {"awaited_by": "all others"},
+        "work_read": {"raised_by": (Arrivals("all others", readers),)},
+    }
+    return changed_rows(rows(warps), changed, behind={"pv_done": (raw,)})

@@ -14,14 +14,13 @@ raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised after this w
 """
 
 from ...blueprint.barriers import (
-    KV_SLOT,
     QUEUE_READERS,
     Barrier,
     BarrierTable,
-    announced_bytes,
     changed_rows,
     every_thread,
     queue_rows,
+    raw_row,
 )
 from ...blueprint.entries import WORK_ENTRIES
 from ...blueprint.tiles import Tiles
@@ -52,13 +51,5 @@ def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
         "work_ready": {"awaited_by": ready.awaited_by},
         "work_read": {"raised_by": read.raised_by},
     }
-    raw_full = Barrier(
-        "raw_full",
-        KV_SLOT,
-        (announced_bytes("load"),),
-        "dequantize",
-        "8-bit K or V is ready",
-        "kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait",
-    )
-    behind = {"o_ready": (raw_full,)}
+    behind = {"o_ready": (raw_row(),)}
     return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, behind=behind)

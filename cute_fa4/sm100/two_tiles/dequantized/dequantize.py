@@ -12,59 +12,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_fa4.dtypes import row_of
-
 from ...blueprint.chip import WARP_SIZE
-from ...steps import row_math
-from ...steps.pieces import as_fp16, load_piece, numbers_of
-from ...steps.store import PIECE_BYTES, store_piece
+from ...steps.raw_rows import LINE_BYTES, await_raw, complete, dequantize_row, line_of
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 
-LINE_BYTES = 128  # of a key in a chunk: 128 columns of 8 bits, or 64 of 16
-LINES_OF_SWIZZLE = 8
-PIECES = LINE_BYTES // PIECE_BYTES
-WORDS_OF_PIECE = 2  # of 8 bits that fill a piece of 16
-
-
-def line_of(address, key):
-    """A key's line in the chunk at this shared address, with the swizzle of the key, for piece_of."""
-    return address + key * LINE_BYTES + key % LINES_OF_SWIZZLE * PIECE_BYTES
-
-
-def piece_of(line, number: int, offset: int):
-    """The address of 16 bytes of a line, `offset` bytes from it; one instruction, so that none is held in a register.
-
-    The address bits that select the piece are those of the line, flipped (layouts/swizzle.py).
-    """
-    return (line ^ number * PIECE_BYTES) + offset
-
 
 def dequantize_key(cfg, line, first_byte: int, is_v: bool):
     """Dequantize the row of a key. line: from line_of, first_byte: from there to the line of the key in the tile."""
-    dtype = cfg.v_dtype if is_v else cfg.qkv_dtype
-    tile, raw = cfg.tiles.wide_tile(is_v), first_byte + cfg.tiles.raw_offset(is_v)
-    for chunk in range(tile.nbytes // tile.chunk_bytes):
-        words = []
-        for piece in range(PIECES // 2):
-            words += load_piece(piece_of(line, chunk * PIECES // 2 + piece, raw))
-        for piece in range(PIECES):
-            part = words[WORDS_OF_PIECE * piece : WORDS_OF_PIECE * (piece + 1)]
-            found = as_fp16(part, cfg.kv_dtype)
-            if dtype != row_of(cfg.kv_dtype).dequantized_to:
-                found = row_math.pack(numbers_of(found), dtype)
-            store_piece(piece_of(line, piece, first_byte + chunk * tile.chunk_bytes), found)
-
-
-def await_raw(events: Events, at: Slot):
-    events.raw_full.wait(at.index, at.phase)
-
-
-def complete(kv: KVConsumerPipeline, at: Slot):
-    """This thread's lines are written, and the tensor core may read them once all threads have arrived."""
-    cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.mbarrier_arrive(kv.full + at.index)
+    dtype, tile = cfg.v_dtype if is_v else cfg.qkv_dtype, cfg.tiles.wide_tile(is_v)
+    chunks = range(first_byte, first_byte + tile.nbytes, tile.chunk_bytes)
+    raw = first_byte + cfg.tiles.raw_offset(is_v)
+    dequantize_row((cfg.kv_dtype, dtype), line, raw, chunks)
 
 
 @cute.jit

@@ -14,34 +14,17 @@ Everything else is that of two_tiles/: a slot has the size for 16 bits, and the 
 Read next: tiles.py (where a key's row lies), dequantize.py, barriers.py (the table), two_tiles/kernel.py.
 """
 
-from dataclasses import replace
-
 import cutlass.cute as cute
 
-from ...kernel import CTA
-from ...operands import tma
+from ...kernel import CTA, OverRawRows
 from ...roles import dispatch
 from ...sync.kernel_args import KernelArgs
 from ..kernel import SM100MHA2Q
 from . import dequantize
-from .tiles import RAW_COLUMNS
 
 
-class SM100MHAWiden2Q(SM100MHA2Q):
+class SM100MHAWiden2Q(OverRawRows, SM100MHA2Q):
     """Forward attention on SM100: 512 threads, 256 16-bit query rows a CTA, 8-bit K and V dequantized in place."""
-
-    def kv_operands(self, mK, mV) -> tuple:
-        return (
-            *tma.kv_operand(self.cfg, mK, RAW_COLUMNS, is_v=False),
-            *tma.kv_operand(self.cfg, mV, RAW_COLUMNS, is_v=True),
-        )
-
-    def prologue(self, base, mbarriers) -> CTA:
-        """The load warp announces rows of 8 bits, and waits for the MMAs that read those of 16."""
-        cta, raw_bytes = super().prologue(base, mbarriers), self.cfg.tiles.raw_bytes
-        raw_full = mbarriers + self.cfg.barriers.first_index("raw_full")
-        of_raw = dict(full=raw_full, k_bytes=(raw_bytes,), v_bytes=raw_bytes)
-        return replace(cta, producer=replace(cta.producer, **of_raw))
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

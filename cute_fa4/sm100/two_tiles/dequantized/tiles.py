@@ -13,38 +13,18 @@ from dataclasses import dataclass
 from cute_fa4.layouts.operand_tiles import KMajorTile
 
 from ...blueprint.problem import Problem
+from ...blueprint.raw_rows import RawRows
 from ...blueprint.tiles import Tiles
-
-RAW_COLUMNS = 128  # of an arriving row, a byte each: a span of the swizzle; TMA fills missing columns with zeros
 
 
 @dataclass(frozen=True)
-class SlotTiles(Tiles):
+class SlotTiles(RawRows, Tiles):
     """Tiles whose slots and products have the sizes for 16 bits."""
 
     @staticmethod
     def of(problem: Problem, **choices) -> "SlotTiles":
         """choices: as Tiles.cut takes them."""
         return SlotTiles(**vars(Tiles.cut(problem, **choices)))
-
-    @property
-    def slot_dtype(self) -> str:
-        """The dtype of K and V in a slot when the MMA warp reads it."""
-        return self.problem.qkv_dtype
-
-    @property
-    def pages_come_whole(self) -> bool:
-        """A row arrives as one chunk: there is nothing to fold."""
-        return False
-
-    @property
-    def raw_tile(self) -> KMajorTile:
-        """Where TMA puts a byte of a key."""
-        return KMajorTile(self.BN, RAW_COLUMNS, bits=8)
-
-    @property
-    def raw_bytes(self) -> int:
-        return self.BN * RAW_COLUMNS
 
     def wide_tile(self, is_v: bool) -> KMajorTile:
         """Where the 16-bit numbers of a key go; bytes of V lie like those of K."""

@@ -34,32 +34,18 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from ...blueprint.barriers import (
-    KV_SLOT,
-    QUEUE_READERS,
-    Arrivals,
-    Barrier,
-    BarrierTable,
-    announced_bytes,
-    changed_rows,
-)
+from ...blueprint.barriers import KV_SLOT, Arrivals, Barrier, BarrierTable, announced_bytes
 from .. import barriers as wide
-from .warp_roles import RopeWarpRoles
+from ..warp_roles import DequantizingWarpRoles
 
 
-def table(warps: RopeWarpRoles, kv_slots: int) -> BarrierTable:
+def table(warps: DequantizingWarpRoles, kv_slots: int) -> BarrierTable:
     """The table of a kernel whose ring has `kv_slots` slots."""
     return BarrierTable(rows(warps), wide.numbers(kv_slots))
 
 
-def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
+def rows(warps: DequantizingWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of mhawide, and the one for the arrival of 8-bit columns."""
-    readers = sum(map(warps.threads_of, (*QUEUE_READERS, "dequantize")))
-    changed = {
-        "kv_full": {"raised_by": (Arrivals("load or dequantize", 1, "+ bytes"),)},
-        "work_ready": {"awaited_by": "all others"},
-        "work_read": {"raised_by": (Arrivals("all others", readers),)},
-    }
     rope_raw = Barrier(
         "rope_raw",
         KV_SLOT,
@@ -68,4 +54,4 @@ def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
         "rotary columns of 8 bits are ready",
         "kv_empty of the slot, whose MMA waits for kv_full, raised after this wait",
     )
-    return changed_rows(wide.rows(warps), changed, behind={"pv_done": (rope_raw,)})
+    return wide.dequantizing_rows(warps, rope_raw, Arrivals("load or dequantize", 1, "+ bytes"))

@@ -18,8 +18,8 @@ from ...blueprint.problem import Problem
 from ...blueprint.reach import Extra
 from ...blueprint.warp_roles import WarpRoles
 from ..schedule import WideTile
+from ..warp_roles import DequantizingWarpRoles
 from . import barriers
-from .warp_roles import RopeWarpRoles
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RopeTile(WideTile):
     barrier_table: ClassVar = staticmethod(barriers.table)
     extras: ClassVar[Extra] = Extra.ROPE | Extra.DEQUANTIZED_ROPE
 
-    warps: WarpRoles = field(default_factory=RopeWarpRoles)
+    warps: WarpRoles = field(default_factory=DequantizingWarpRoles)
 
     def refusals(self, problem: Problem) -> list[str]:
         if not is_quantized(problem.rope_dtype):

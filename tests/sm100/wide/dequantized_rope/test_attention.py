@@ -10,8 +10,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 from cute_fa4.sm100.wide.dequantized_rope import barriers
 from cute_fa4.sm100.wide.dequantized_rope.schedule import RopeTile
-from cute_fa4.sm100.wide.dequantized_rope.warp_roles import RopeWarpRoles
-from cute_fa4.sm100.wide.warp_roles import WideWarpRoles
+from cute_fa4.sm100.wide.warp_roles import DequantizingWarpRoles, WideWarpRoles
 from cute_fa4.system import devices
 from tests.serving.batches import Batch, assert_agrees, packed_q, run
 from tests.serving.test_k_rope import causal, draw, stored
@@ -106,7 +105,7 @@ def test_the_tables_in_the_docstring_are_those_in_the_code():
 
 def test_two_warps_dequantize_that_are_idle_elsewhere():
     """So the registers of the launch are as many, and setmaxnreg has the same warpgroups."""
-    roles, wide = RopeWarpRoles(), WideWarpRoles()
+    roles, wide = DequantizingWarpRoles(), WideWarpRoles()
     assert (roles.threads, roles.registers) == (wide.threads, wide.registers)
     assert [roles.role_of(warp) for warp in wide.idle] == ["dequantize", "dequantize"]
 

@@ -1,0 +1,65 @@
+"""Dequantize the 8-bit row of a key in its slot of the ring, 8 bits -> 16 (blueprint/raw_rows.py).
+
+A thread owns a key. It reads and writes the lines of this key alone, so nothing but the slot's own barriers orders the
+threads. Both formats are swizzled alike, in pieces of 16 bytes.
+"""
+
+from collections.abc import Iterable
+
+import cutlass.cute as cute
+
+from ...dtypes import row_of
+from ..sync.kernel_args import Events
+from ..sync.pipelines import KVConsumerPipeline, Slot
+from . import row_math
+from .pieces import as_fp16, load_piece, numbers_of
+from .store import PIECE_BYTES, store_piece
+
+LINE_BYTES = 128  # of a key in a chunk: 128 columns of 8 bits, or 64 of 16
+LINES_OF_SWIZZLE = 8
+PIECES = LINE_BYTES // PIECE_BYTES
+WORDS_OF_PIECE = 2  # of 8 bits that fill a piece of 16
+
+
+def line_of(address, key):
+    """A key's line in the chunk at this shared address, with the swizzle of the key, for piece_of."""
+    return address + key * LINE_BYTES + key % LINES_OF_SWIZZLE * PIECE_BYTES
+
+
+def piece_of(line, number: int, offset: int):
+    """The address of 16 bytes of a line, `offset` bytes from it; one instruction, so that none is held in a register.
+
+    The address bits that select the piece are those of the line, flipped (layouts/swizzle.py).
+    """
+    return (line ^ number * PIECE_BYTES) + offset
+
+
+def dequantize_row(dtypes: tuple[str, str], line, raw: int, chunks: Iterable[int]):
+    """Dequantize the row of a key into chunks of 64 columns. line: from line_of.
+
+    dtypes       as stored, and as multiplied
+    raw, chunks  offsets from `line` of the row, and of the key's line in each chunk. The last one may be the row's own
+                 place: all of its columns are in registers before they are stored
+    """
+    stored, dtype = dtypes
+    for chunk, at in enumerate(chunks):
+        words = []
+        for piece in range(PIECES // 2):
+            words += load_piece(piece_of(line, chunk * PIECES // 2 + piece, raw))
+        for piece in range(PIECES):
+            part = words[WORDS_OF_PIECE * piece : WORDS_OF_PIECE * (piece + 1)]
+            found = as_fp16(part, stored)
+            if dtype != row_of(stored).dequantized_to:
+                found = row_math.pack(numbers_of(found), dtype)
+            store_piece(piece_of(line, piece, at), found)
+
+
+def await_raw(events: Events, at: Slot):
+    """Wait until the rows of a slot have arrived."""
+    events.raw_full.wait(at.index, at.phase)
+
+
+def complete(kv: KVConsumerPipeline, at: Slot):
+    """This thread's lines are written, and the tensor core may read them once all threads have arrived."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.mbarrier_arrive(kv.full + at.index)

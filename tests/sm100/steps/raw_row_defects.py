@@ -1,0 +1,74 @@
+"""Mistakes in the steps that dequantize rows in their slots (steps/raw_rows.py), for every family that takes them.
+
+A family's `dequantize` module imports the steps by name, and has a `dequantize_key` whose second and third arguments
+are the line of the thread and the first byte of the key's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import cutlass.cute as cute
+
+from cute_fa4.sm100.steps import raw_rows
+
+
+def without_fence(made):
+    return lambda kv, at: cute.arch.mbarrier_arrive(kv.full + at.index)
+
+
+def fence_behind(made):
+    def complete(kv, at):
+        cute.arch.mbarrier_arrive(kv.full + at.index)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    return complete
+
+
+def twice(made):
+    def complete(kv, at):
+        made(kv, at)
+        cute.arch.mbarrier_arrive(kv.full + at.index)
+
+    return complete
+
+
+def of_slots(dequantize: ModuleType) -> dict[str, tuple[ModuleType, str, Callable]]:
+    """name -> (whose attribute, which, the change). dequantize: of the family."""
+    return {
+        "no fence before the tensor core": (dequantize, "complete", without_fence),
+        "the fence comes late": (dequantize, "complete", fence_behind),
+        "kv_full is raised twice": (dequantize, "complete", twice),
+        "kv_full is not raised": (dequantize, "complete", lambda made: lambda kv, at: None),
+        "rows are not awaited": (dequantize, "await_raw", lambda made: lambda events, at: None),
+        "the parity of the other turn": (
+            dequantize, "await_raw", lambda made: lambda events, at: events.raw_full.wait(at.index, at.phase ^ 1),
+        ),
+        "half of the keys": (
+            dequantize, "dequantize_key", lambda made: lambda cfg, line, first, *more: made(cfg, line, 0, *more),
+        ),
+        "rows without their swizzle": (
+            dequantize, "line_of", lambda made: lambda address, key: address + key * 128,
+        ),
+        "rows of the next key": (
+            dequantize, "line_of", lambda made: lambda address, key: made(address, key ^ 1),
+        ),
+        "another dtype of 8 bits": (
+            raw_rows, "as_fp16", lambda made: lambda words, dtype: made(words, "e5m2"),
+        ),
+    }  # fmt: skip
+
+
+# The thread of the next key converts it in its place: only the thread differs.
+EQUIVALENT = ("rows of the next key",)
+QUICK = ("no fence before the tensor core", "rows are not awaited")
+SCHEDULES = (("in_order", 0), ("hostile", 1), ("hostile", 2), ("random", 3))
+
+
+def is_noticed(monkeypatch, defect: tuple, name: str, is_right: Callable) -> None:
+    """Plant a defect of a table as above; is_right(mode, seed) runs the subject."""
+    owner, attribute, change = defect
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    right = [is_right(*schedule) for schedule in SCHEDULES]
+    assert all(right) if name in EQUIVALENT else not all(right), right

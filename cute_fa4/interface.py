@@ -275,11 +275,11 @@ def flash_attn_func(
                   head_dim / 2 bytes a row, two E2M1 numbers each, the even column in the low bits, and these are as
                   they with head_dim / 16, one for each 16 numbers. Stored number * block scale * k_descale, of one
                   number or (batch, heads_kv), is meant. cute_fa4.nvfp4 makes them; head dims of 64 and 128
-    q_quantize    for q of 16 bits over k and v of float8. "never": q stays unchanged, with the error of 16 bits; head
-                  dims up to 128, no k_rope. "auto": all of q is quantised where a key/value head has more than 32 rows
-                  (queries of the longest sequence times the heads of a group). None: "never" where it runs and
-                  tokens_per_split is given, batch_invariant holds, or lengths of queries differ and keys have no
-                  scales per token; else "auto". CUTE_FA4_FP8_QUERIES sets what None means
+    q_quantize    for q of 16 bits over k and v of float8. "never": q stays unchanged, with the error of 16 bits;
+                  scales per token: head dims up to 128, no k_rope. "auto": all of q is quantised where a key/value head
+                  has more than 32 rows (queries of the longest sequence times the heads of a group), beyond 128 columns
+                  and with k_rope. None: "never" where it runs and tokens_per_split is given, batch_invariant holds, or
+                  lengths of queries differ; else "auto". CUTE_FA4_FP8_QUERIES sets what None means
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, separate memory. For float8 tensors
                   bf16, or fp16 where a tensor of this dtype is given or was q. float8_e4m3fn for any q where such a

@@ -36,6 +36,7 @@ from cute_fa4.sm100.choose.config import (  # noqa: E402
     Pair,
     RopeTile,
     SlotTwoTiles,
+    SlotWideTile,
     SwappedTile,
     WidePair,
     WideTile,
@@ -74,6 +75,10 @@ def barriers_document() -> str:
     wide_pair = FA4Config(qk_depth=256, schedule=WidePair()).barriers
     of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_dtype="e4m3")
     rope = FA4Config(**of_rope, schedule=RopeTile()).barriers
+    wide_slots = FA4Config(qk_depth=256, kv_dtype="e4m3", schedule=SlotWideTile()).barriers
+    in_wide = tuple(
+        row for row in wide_slots.rows if row.name in ("raw_full", "kv_full", "work_read")
+    )
     scaled = FA4Config(qkv_dtype="e4m3", descales="xy", schedule=BlockScaled()).barriers
     of_blocks = tuple(row for row in scaled.rows if row.name in ("s_apart", *SCALES))
     return f"""# Barriers
@@ -218,6 +223,13 @@ Each CTA of a pair for such head dims (`wide/pair/barriers.py`, {wide_pair.kv_sl
 ```
 
 {_reuse(rope, besides=wide)}
+
+8-bit keys of such head dims, or with RoPE columns, are dequantized in their slots (`wide/dequantized/barriers.py`).
+A slot holds 128 columns. These mbarriers replace those of the same name:
+
+```
+{BarrierTable(in_wide, wide_slots.numbers).text()}
+```
 
 ## In memory
 

@@ -37,6 +37,7 @@ PACKED = {"q_layout": "packed", "kv_layout": "packed"}
 PAGES = {"kv_layout": "paged", "seqused_k": True}
 DECODE = {**PAGES, "group": 8, "pack_gqa": True}
 PARTIAL = {"split_keys": True, "write_lse": True, "o_dtype": "f32"}
+WIDE_E4M3 = {"kv_dtype": "e4m3", "head_dim": 192, "family": "mhawidewiden", **CAUSAL}
 SHOWN_LINES = 40  # of a difference
 DIGESTS = Path(__file__).with_name("ptx_digests.json")
 
@@ -266,6 +267,17 @@ VARIANTS = {
         "descales": "kv",
         "family": "mhawiden2q",
         **CAUSAL,
+    },
+    "wide heads over e4m3": {
+        **WIDE_E4M3,
+        "head_dim_v": 256,
+        "descales": "kv",
+        **PAGES,
+        "page_size": 16,
+    },
+    "rope over e4m3": {**WIDE_E4M3, "head_dim_v": 128, "rope_depth": 64},
+    "rope of 16 bits over e4m3": {
+        **{**WIDE_E4M3, "head_dim_v": 128, "rope_depth": 64, "rope_dtype": "bf16", **PACKED}
     },
     "rows of a cache": {
         "kv_layout": "dense",

@@ -19,8 +19,9 @@ def kernels_of_model(
     """
     from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
     from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
+    from cute_fa4.sm100.wide.dequantized.schedule import SlotWideTile
 
-    dequantizing = DequantizedTile.family, SlotTwoTiles.family
+    dequantizing = DequantizedTile.family, SlotTwoTiles.family, SlotWideTile.family
     as_it_is, quantised = problem | dtypes.dequantized, problem | dtypes.quantised
     found = kernels(as_it_is, stays=q_quantize != "auto", invariant=invariant)
     of_keys = dtypes.descales.of_keys

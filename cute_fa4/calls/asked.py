@@ -40,7 +40,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         latent=options.latent,
         of_rows=options.latent and are_rows(k),
         descales=Scales() if options.scales is None else options.scales.said,
-        rope=rope is not None,
+        rope=0 if rope is None else rope.depth,
         rope_dtype=dtypes.get("rope_dtype"),
         mask=options.mask.mask,
         plain=options.score_mod is None and options.mask_mod is None,

@@ -94,7 +94,8 @@ def _plan_with_keys(
     q, k, v, out = where.tensors.of(ROWS)
     target, seqlen_q = target_of(q.device), where.seqlen_q(q)
     results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
-    if comes_in_halves(v) and not options.latent:
+    rope = 0 if options.rope is None else options.rope.depth
+    if comes_in_halves(q, v, rope) and not options.latent:
         whole = given._replace(out=results.new_out(q) if out is None else out)
         of_v, v, out = (half_of(x, first=True) for x in (whole.v, v, whole.out))
         given, where = given._replace(v=of_v), where.replaced(v=v, out=out)

@@ -1,12 +1,12 @@
 """Queries of 16 bits over keys and values of 8: taken as they are, or quantised before the call.
 
     q_quantize    rows of a key/value head
-    "never"       any           the kernel dequantizes keys and values (dequantized/ of sm100/few_rows and two_tiles):
-                                nothing is lost
-    "auto"        up to 32      the same
+    "never"       any           the kernel dequantizes keys and values (dequantized/ of sm100/few_rows, two_tiles and
+                                wide): nothing is lost
+    "auto"        up to 32      the same, with head dims up to 128 and without k_rope
                   more          quantised, with one scale for each query and head
-    None          as "never" with tokens_per_split, and where lengths of queries differ and keys have no scales
-                  per token; else as "auto". CUTE_FA4_FP8_QUERIES says otherwise
+    None          as "never" with tokens_per_split, and where lengths of queries differ, if a kernel runs it so; else
+                  as "auto". CUTE_FA4_FP8_QUERIES says otherwise
 
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
@@ -28,16 +28,20 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_fa4.calls.asked import length_may_choose
+from cute_fa4.calls.operands.scale_views import is_by_row
 from cute_fa4.calls.operands.scales import check_no_scale
 from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import BF16, E4M3
 from cute_fa4.operands import LENGTHS_OF_QUERIES
+from cute_fa4.sm100.blueprint.reach import QK_DEPTHS_OF_FP8, in_words
 from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
 from cute_fa4.sm100.choose.which_kernel import (
     DEQUANTIZED_DEPTH,
+    SPAN,
     Call,
-    dequantizes_keys,
+    dequantizes_rows,
+    dequantizes_units,
     which_kernel,
 )
 from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
@@ -61,6 +65,7 @@ class Asked(NamedTuple):
     """Parameters of the public functions that, with the tensors, decide how q is quantised.
 
     offsets, used  of queries
+    k_descale, v_descale  which may be of each key
     """
 
     heads_kv: int
@@ -71,6 +76,8 @@ class Asked(NamedTuple):
     tokens_per_split: int | None = None
     batch_invariant: bool | None = None
     q_quantize: object = None
+    k_descale: object = None
+    v_descale: object = None
 
     @staticmethod
     def of(heads_kv: int, given: Mapping[str, Any]) -> Asked:
@@ -82,6 +89,14 @@ class Asked(NamedTuple):
     def lengths_differ(self) -> bool:
         return not (self.offsets is self.used is None)
 
+    def scales_keys(self, q) -> bool:
+        """Whether keys have scales of their own."""
+        batch = q.shape[0]
+        if isinstance(self.offsets, torch.Tensor) and self.offsets.dim():
+            batch = self.offsets.shape[0] - 1
+        given = [x for x in (self.k_descale, self.v_descale) if isinstance(x, torch.Tensor)]
+        return any(is_by_row(scale, (batch, self.heads_kv)) for scale in given)
+
 
 def stay_wide(q, asked: Asked, k_rope=None) -> bool:
     """Whether the call gets a kernel that takes q as it is; metadata only. Of are_wide.
@@ -92,17 +107,40 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
         return False  # refused later
     never = asked.q_quantize == "never"
     if never or (asked.q_quantize is None and _never_by_default(q, asked)):
-        within = dequantizes_keys(q.shape[-1], k_rope is not None)
-        if never and not within:
-            columns = "with k_rope" if k_rope is not None else f"with a head_dim of {q.shape[-1]}"
+        against = _not_dequantized(q, asked, k_rope)
+        if never and against:
             raise ValueError(
-                f"q_quantize: 'never' {columns} and q of {q.dtype} over k of 8 bits; accepted: None or 'auto', which "
-                f"quantise q (errors: docs/serving/eight_bits.md), or k and v of {q.dtype}; kernels that dequantize "
-                f"keys read K from one tensor of up to {DEQUANTIZED_DEPTH} columns"
+                f"q_quantize: 'never' with {against} and q of {q.dtype} over k of 8 bits; accepted: None or 'auto', "
+                f"which quantise q (errors: docs/serving/eight_bits.md), or k and v of {q.dtype}"
             )
-        if within:
+        if not against:
             return True
     return policy.dequantizes() and _are_few(q, asked, k_rope)
+
+
+def _not_dequantized(q, asked: Asked, k_rope) -> str | None:
+    """What no kernel that dequantizes keys runs; None: some kernel runs it."""
+    depth = int(q.shape[-1])
+    if k_rope is None:
+        rope, multiplied = 0, True
+    else:
+        check_is_tensor("k_rope", k_rope)
+        rope = int(k_rope.shape[-1]) if k_rope.dim() else 0
+        multiplied = k_rope.dtype in (q.dtype, *FP8)
+    if dequantizes_rows(depth, k_rope is not None):
+        return None
+    if not dequantizes_units(depth, rope, multiplied):
+        if k_rope is None:
+            return f"a head_dim of {depth} (kernels: {in_words(QK_DEPTHS_OF_FP8)})"
+        return (
+            f"k_rope of {k_rope.dtype} with {rope} of {depth} columns (kernels: up to {SPAN} after a multiple of "
+            f"{SPAN}, of 8 bits or {q.dtype})"
+        )
+    if asked.scales_keys(q):
+        return (
+            f"a scale for each key (kernels: k of one tensor of up to {DEQUANTIZED_DEPTH} columns)"
+        )
+    return None
 
 
 def _never_by_default(q, asked: Asked) -> bool:
@@ -129,16 +167,16 @@ def _are_few(q, asked: Asked, k_rope) -> bool:
         return False
     pack_gqa = None if asked.pack_gqa is None else bool(asked.pack_gqa)
     group = int(q.shape[-2] // asked.heads_kv)
-    return dequantizes(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
+    return k_rope is None and dequantizes(int(q.shape[-1]), int(queries), group, pack_gqa)
 
 
-def dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
+def dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None) -> bool:
     """Whether so many queries get the kernel that dequantizes keys and values; a constant under torch.compile."""
-    return _dequantizes(depth, queries, group, pack_gqa, rope)
+    return _dequantizes(depth, queries, group, pack_gqa)
 
 
 @lru_cache(maxsize=1024)
-def _dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
+def _dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None) -> bool:
     call = Call(
         BF16.name,
         depth,
@@ -147,7 +185,6 @@ def _dequantizes(depth: int, queries: int, group: int, pack_gqa: bool | None, ro
         group=group,
         seqlen_q=queries,
         pack_gqa=pack_gqa,
-        rope=rope,
     )
     return which_kernel(call).family == DequantizedTile.family
 

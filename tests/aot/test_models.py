@@ -251,6 +251,14 @@ def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
         given = dict(q=k8, q_rope=q[..., :64], q_descale=scale) if apart else dict(q=q)
         flash_attn_func(**given, k=k8, v=k8, k_rope=rope, k_descale=scale, causal=True)
         assert len(asked) == 1 and asked <= beside
+    # the same, with all columns of q in 16 bits, and k_rope of either width
+    for rope_dtype in (None, "bf16"):
+        of_model = dict(kv_dtype="e4m3", rope_dtype=rope_dtype, q_quantize="never", descales="k")
+        beside = set(configs_for_model(**model, **of_model, calls=("dense",)))
+        given = dict(k_rope=rope if rope_dtype else rope.to(**of_8), k_descale=scale[0, :1, :1])
+        asked.clear()
+        flash_attn_func(q, k8, k8, **given, causal=True, q_quantize="never")
+        assert [c.schedule.family for c in asked] == ["mhawidewiden"] and asked <= beside
     with pytest.raises(ValueError, match="'dense', 'packed'"):
         configs_for_model(**model)
 

@@ -54,6 +54,12 @@ MODELS = {
         DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), kv_dtype="e4m3", descales="kv"),
         dict(descales="kv"),
     ),
+    "Gemma 2 9B, FP8 cache": (
+        DENSE
+        | dict(head_dim=256, heads_q=16, heads_kv=8, page_sizes=(16,), kv_dtype="e4m3", descales="kv")
+        | dict(windows=(None, (4095, 0)), softcap=50.0),
+        dict(descales="kv", windows=([-1, -1], [4095, 0]), softcap=50.0),
+    ),
     "Llama 3 70B, all FP8": (
         DENSE | dict(head_dim=128, heads_q=64, heads_kv=8, page_sizes=(16,), dtype="e4m3"),
         dict(descales="qkv"),

@@ -53,7 +53,7 @@ class Shape:
             of_rows=self.of_rows,
             descales="xyv" if self.blocks else "qkv" if self.eight_bits else "",
             stays=self.stays,
-            rope=self.rope_dtype is not None,
+            rope=ROPE if self.rope_dtype else 0,
             rope_dtype=self.rope_dtype,
             pairs=True if self.pairs else None,
         )
@@ -73,6 +73,7 @@ SHAPES = (
     Shape(1, dtype="e4m3"),
     Shape(1, kv_dtype="e4m3"),
     Shape(40, kv_dtype="e4m3", stays=True),
+    Shape(40, head_dim=160, kv_dtype="e4m3", stays=True),
     Shape(40),
     Shape(40, dtype="e4m3"),
     Shape(40, dtype="e4m3", blocks=True),

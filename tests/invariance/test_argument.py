@@ -32,6 +32,7 @@ KINDS = {
     "wide heads": (256, BF16, BF16),
     "8 bits": (128, E4M3, E4M3),
     "an 8-bit cache": (128, BF16, E4M3),
+    "wide heads, an 8-bit cache": (256, BF16, E4M3),
 }
 
 

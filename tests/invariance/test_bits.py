@@ -35,6 +35,7 @@ MORE = {
     "head dim 256": Kind(256, heads=(2, 1)),
     "head dim 512": Kind(512, heads=(1, 1)),
     "8 bits": Kind(128, heads=(2, 1), dtype=E4M3),
+    "wide heads over an 8-bit cache": Kind(192, 128, heads=(2, 1), kv_dtype=E4M3),
     "soft cap": Kind(options=dict(softcap=5.0)),
     "latent, 16 heads": Kind(LATENT, OF_V, (16, 1), latent=True),
     "latent, 128 heads": Kind(LATENT, OF_V, (128, 1), latent=True),

@@ -34,18 +34,20 @@ from tests.serving.batches import (
     split,
     storages,
 )
+from tests.suite import turns
 
 QUERIES, KEYS = (1, 40, 1), (200, 150, 129)
 BOUND = 4e-3  # of a row in the norm, with q, P and out of 16 bits
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def drawn(depth: int = 64, **more) -> Batch:
-    batch = Batch.draw(QUERIES, KEYS, heads=(4, 2), depth=depth, **more)
+def drawn(depth: int = 64, depth_v: int | None = None, **more) -> Batch:
+    batch = Batch.draw(QUERIES, KEYS, heads=(4, 2), depth=depth, depth_v=depth_v, **more)
     return Batch(batch.q, *([x.to(FP8[0]) for x in xs] for xs in (batch.k, batch.v)))
 
 
 BATCH = drawn()
+DEPTHS = ((64, 64), (192, 128), (256, 256), (80, 224), (144, 32))  # of q and k, of v
 
 
 def only(batch: Batch, number: int) -> Batch:
@@ -66,7 +68,8 @@ def errors(batch: Batch, out, lse) -> list[float]:
 
 
 def _out(batch: Batch) -> torch.Tensor:
-    return torch.full((*packed_q(batch)["q"].shape,), 7.0, dtype=batch.q[0].dtype)
+    shape = *packed_q(batch)["q"].shape[:-1], batch.v[0].shape[-1]
+    return torch.full(shape, 7.0, dtype=batch.q[0].dtype)
 
 
 def varlen(batch: Batch, **options):
@@ -115,14 +118,23 @@ def test_never_is_the_error_of_16_bits_in_every_row_and_auto_that_of_8_in_all(en
         )  # alone it is not quantised
 
 
-@pytest.mark.parametrize("said", [None, "never"])
-def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said):
+@pytest.mark.parametrize("depth, depth_v", turns.by_turns(DEPTHS))
+def test_never_is_the_error_of_16_bits_at_every_pair_of_head_dims(depth, depth_v):
+    batch = drawn(depth, depth_v)
+    assert max(errors(batch, *varlen(batch, q_quantize="never"))) <= BOUND
+
+
+@pytest.mark.parametrize(
+    "said, depths", [(None, (64, 64)), ("never", (64, 64)), (None, (192, 128))]
+)
+def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said, depths):
     """By default: with tokens_per_split, "never" is the default."""
+    batch = drawn(*depths)
     options = dict(tokens_per_split=128, q_quantize=said)
-    together = split(BATCH, *varlen(BATCH, **options))
-    assert max(errors(BATCH, *varlen(BATCH, **options))) <= BOUND
+    together = split(batch, *varlen(batch, **options))
+    assert max(errors(batch, *varlen(batch, **options))) <= BOUND
     for number, (out, lse) in enumerate(together):
-        one = only(BATCH, number)
+        one = only(batch, number)
         [(alone, alone_lse)] = split(one, *varlen(one, **options))
         assert torch.equal(out, alone) and torch.equal(lse, alone_lse)
 
@@ -132,9 +144,10 @@ def is_kept(q, **given) -> bool:
     return stay_wide(q, Asked.of(2, given))
 
 
-def test_nobody_asks_and_a_row_depends_on_no_other_sequence(monkeypatch):
+@pytest.mark.parametrize("depth", [64, 192, 256])
+def test_nobody_asks_and_a_row_depends_on_no_other_sequence(depth, monkeypatch):
     """Where every sequence has as many queries, "auto" asks nothing of the others."""
-    dense = torch.zeros(3, 40, 4, 64, dtype=torch.bfloat16)
+    dense = torch.zeros(3, 40, 4, depth, dtype=torch.bfloat16)
     offsets, used = torch.tensor([0, 40, 80, 120]), torch.tensor([1, 40, 1])
     packed, cut = dense.flatten(0, 1), dict(tokens_per_split=128)
     assert [is_kept(dense), is_kept(dense, **cut)] == [False, True]
@@ -142,6 +155,24 @@ def test_nobody_asks_and_a_row_depends_on_no_other_sequence(monkeypatch):
     for said, kept in (("never", [True, True]), ("quantised", [False, False])):
         monkeypatch.setenv("CUTE_FA4_FP8_QUERIES", said)
         assert [is_kept(dense), is_kept(packed, cu_seqlens_q=offsets)] == kept
+
+
+def test_what_no_kernel_keeps_is_quantised_where_nobody_asks():
+    """Where lengths of queries differ; beyond 128 columns no kernel that dequantizes keys has their own scales."""
+    offsets = dict(cu_seqlens_q=torch.tensor([0, 40, 80]))
+    for depth, kept in ((128, True), (192, False)):
+        q, of_keys = torch.zeros(80, 4, depth).bfloat16(), torch.ones(2, 64, 2)
+        assert is_kept(q, **offsets, k_descale=of_keys) is kept
+        assert is_kept(q, **offsets, k_descale=torch.ones(2, 2), v_descale=torch.ones(1))
+    q = torch.zeros(80, 4, 192).bfloat16()
+    kept = {
+        64: True,
+        48: False,
+        128: False,
+    }  # columns of k_rope, after a multiple of 64 columns of k or not
+    for columns, expected in kept.items():
+        k_rope = torch.zeros(2, 64, columns).to(FP8[0])
+        assert stay_wide(q, Asked.of(2, offsets), k_rope) is expected
 
 
 @pytest.mark.parametrize("said", [None, "never"])
@@ -202,8 +233,21 @@ ONE_ROW = dict(dtype="bf16", kv_dtype="e4m3", causal=True, return_lse=False, arc
 NEVER = dict(q_quantize="never")
 REFUSED = {
     "another word": (64, dict(q_quantize="always"), "'always'; accepted: 'auto', 'never', or None"),
-    "wide heads": (192, NEVER, "'never' with a head_dim of 192 .*accepted: None or 'auto'.*or k and v of"),
-    "k_rope": (64, NEVER | dict(k_rope=torch.zeros(1, 64, 64).to(FP8[0])), "'never' with k_rope .*or k and v of"),
+    "wider heads": (
+        264, NEVER,
+        r"'never' with a head_dim of 264 \(kernels: a multiple of 16 up to 256\).*accepted: None or 'auto'.*or k and v",
+    ),
+    "a gap before k_rope": (
+        128, NEVER | dict(k_rope=torch.zeros(1, 64, 48).to(FP8[0])),
+        "'never' with k_rope .*48 of 128 columns .*after a multiple of 64",
+    ),
+    "k_rope of another dtype": (
+        128, NEVER | dict(k_rope=torch.zeros(1, 64, 64).half()),
+        "'never' with k_rope of torch.float16 .*of 8 bits or torch.bfloat16",
+    ),
+    "scales of keys": (
+        192, NEVER | dict(k_descale=torch.ones(1, 64, 2)), "'never' with a scale for each key .*up to 128",
+    ),
 }  # fmt: skip
 
 
@@ -212,9 +256,8 @@ def test_what_cannot_stay_is_refused_and_capabilities_says_so(name):
     head_dim, options, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"q_quantize: {message}"):
         flash_attn_func(*tensors(head_dim), **options)
-    asked = {key: True if key == "k_rope" else value for key, value in options.items()}
-    of_k = 128 if "k_rope" in options else head_dim
-    [row] = capabilities(head_dim=of_k, seqlen_q=40, **ONE_ROW, **asked)
+    sizes = dict(group=2, heads_kv=2, batch=1, seqlen_q=40, seqlen_k=64)
+    [row] = capabilities(head_dim=head_dim, head_dim_v=64, **sizes, **ONE_ROW, **options)
     assert not row.runs and row.reasons[0].startswith("q_quantize: ")
 
 
@@ -225,18 +268,17 @@ def test_the_value_is_checked_where_nothing_would_be_quantised():
 
 
 @pytest.mark.parametrize("group", [1, 8, 64])
-def test_lists_of_a_model_have_the_kernels_of_queries_that_stay(group):
-    found = configs_for_model(
-        head_dim=128, heads_q=group, heads_kv=1, kv_dtype="e4m3", descales="", calls=("packed",)
-    )
+@pytest.mark.parametrize("depth", [128, 192, 256])
+def test_lists_of_a_model_have_the_kernels_of_queries_that_stay(group, depth):
+    of = dict(head_dim=depth, descales="", calls=("packed",))
+    found = configs_for_model(heads_q=group, heads_kv=1, kv_dtype="e4m3", **of)
     dequantized = [c for c in found if isinstance(c, FA4Config) and c.kv_dtype]
-    dequantizing = ["mhawiden"] * (group <= 32) + [
-        "mhawiden2q"
-    ]  # a tile of 32 rows holds whole groups
-    assert sorted({c.schedule.family for c in dequantized}) == dequantizing
+    few = ["mhawiden"] * (group <= 32 and depth <= 128)  # a tile of 32 rows holds whole groups
+    many = "mhawiden2q" if depth <= 128 else "mhawidewiden"
+    assert sorted({c.schedule.family for c in dequantized}) == [*few, many]
     assert all(c.kv_dtype for c in found if isinstance(c, FA4Config))  # nothing is quantised
-    [row] = capabilities(head_dim=128, group=group, seqlen_q=400, **ONE_ROW, **NEVER)
-    assert row.families == ("mhawiden2q",)
+    [row] = capabilities(head_dim=depth, group=group, seqlen_q=400, **ONE_ROW, **NEVER)
+    assert row.families == (many,)
 
 
 # --- a latent cache of 8-bit columns, whose function quantises unless it is told otherwise

@@ -22,6 +22,7 @@ from cute_fa4.sm100.one_tile.schedule import OneTile
 from cute_fa4.sm100.two_tiles.block_scaled.schedule import BlockScaled
 from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
+from cute_fa4.sm100.wide.dequantized.schedule import SlotWideTile
 from cute_fa4.sm100.wide.dequantized_rope.schedule import RopeTile
 from cute_fa4.sm100.wide.schedule import WideTile
 
@@ -39,6 +40,7 @@ IMPORTED = {
     "SlotTwoTiles": SlotTwoTiles,
     "WideTile": WideTile,
     "RopeTile": RopeTile,
+    "SlotWideTile": SlotWideTile,
     "BlockScaled": BlockScaled,
     "WarpRoles": WarpRoles,
     "range": range,
@@ -129,6 +131,7 @@ def all_choices():
     of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_page_size=16, rope_dtype="e4m3")
     yield FA4Config(**of_rope, schedule=RopeTile(claims=False))
     yield FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles(claims=False))
+    yield FA4Config(qk_depth=256, kv_dtype="e4m3", schedule=SlotWideTile(claims=False))
     yield FA4Config(qkv_dtype="e4m3", descales="xyv", schedule=BlockScaled(claims=False))
     yield FA4Config(mask=masks.Causal(), schedule=OneTile(claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show

@@ -35,6 +35,10 @@ PROBLEMS = {
     "SwappedTile of 8 bits": ({**DECODE, **E4M3}, ("qkvo", "QKVo")),
     "DequantizedTile": ({**DECODE, "kv_dtype": "e4m3", "family": "mhawiden"}, ("kvo", "KVo")),
     "SlotTwoTiles": ({"kv_dtype": "e4m3", "family": "mhawiden2q"}, ("kvo",)),
+    "SlotWideTile": (
+        {**ROPE, "kv_dtype": "e4m3", "family": "mhawidewiden"},
+        ("kvo",),
+    ),
     "WideTile": ({"head_dim": 256, "family": "mhawide"}, ("o",)),
     "WidePair": ({"head_dim": 256, "family": "mhawidepair"}, ("o",)),
     "RopeTile": ({**ROPE, "rope_dtype": "e4m3", "family": "mharope"}, ("o",)),

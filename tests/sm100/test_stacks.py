@@ -32,6 +32,7 @@ PACKED = dict(q_layout="packed", kv_layout="packed")
 ROPE = OF_192 | PACKED | dict(rope_depth=64, rope_page_size=48)
 MIXED = dict(qkv_dtype="e4m3", rope_dtype="bf16", descales="QKV")
 SCALED = dict(qkv_dtype="bf16", rope_dtype="e4m3", scale_dtype="f32")
+OF_BF16 = dict(rope_dtype="bf16")
 CAP = dict(score_mod=score_mods.soft_cap(30.0))
 FUNCTIONS = CAP | dict(sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
@@ -113,6 +114,11 @@ CASES = {
     "few rows over 8 bits": ("mhawiden", DEQUANTIZED | D128 | FEW | pages(16), False),
     "few rows over 8 bits, gathered": ("mhawiden", DEQUANTIZED | D128 | FEW | pages(3), False),
     "two query tiles over 8 bits": ("mhawiden2q", DEQUANTIZED | D128 | queries(16), False),
+    "wide heads over 8 bits, pages": ("mhawidewiden", DEQUANTIZED | dict(head_dim=256) | queries(16), False),
+    "wide heads over 8 bits, gathered": ("mhawidewiden", DEQUANTIZED | dict(head_dim=256) | queries(3), False),
+    "wide heads over 8 bits, shared keys": ("mhawidewiden", DEQUANTIZED | OF_192 | shared(16, pack_gqa=True), True),
+    "wide heads over 8 bits, rotary columns": ("mhawidewiden", DEQUANTIZED | ROPE, False),
+    "wide heads over 8 bits, rotary columns of 16": ("mhawidewiden", DEQUANTIZED | ROPE | OF_BF16, False),
     "wide heads, gathered": ("mhawide", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
     "wide heads in pairs, gathered": ("mhawidepair", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
     "latent rows": ("mla_decode", latent(64, 64, rows=64), False),

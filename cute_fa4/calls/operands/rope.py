@@ -11,6 +11,8 @@ cache for instance; no kernel writes a K of all columns.
     q, k         k_rope              besides
     16 bits      as k                -
     16 bits      8 bits              dequantized; k_rope_descale, float32: one number, or one for each of its rows
+    q of 16,     8 bits, or as q     as q_quantize says: dequantized, or q quantised as below (calls/queries.py)
+      k of 8
     8 bits       as k                -
     8 bits       16 bits             q_rope (..., heads, d_rope) of its dtype, and q has d columns
 
@@ -153,11 +155,12 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
                 f"with .to({k_rope.dtype})"
             )
         return
-    wide = k.dtype in WIDE and q.dtype == k.dtype
-    if not wide or (k_rope.dtype != k.dtype and k_rope.dtype not in FP8):
+    wide = q.dtype in WIDE and k.dtype in (q.dtype, *FP8)
+    if not wide or k_rope.dtype not in (q.dtype, *FP8):
         raise TypeError(
-            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of one dtype, of "
-            f"16 bits k_rope of theirs or {' or '.join(map(str, FP8))}; convert with .to(torch.bfloat16)"
+            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of one dtype, or "
+            f"k of {' or '.join(map(str, FP8))}, and with q of 16 bits k_rope of its dtype or of these; convert with "
+            ".to(torch.bfloat16)"
         )
     if q_rope is not None:
         raise TypeError(

@@ -9,21 +9,27 @@ twice, which costs a third of the launch's products; nothing is exchanged, and e
 runs (pages, splits, masks, sinks, log-sum-exp) holds for more. sm100/wide/ has the kernel.
 
 For 8 bits it is the kernel of 128 columns of V (sm100/two_tiles/ and those for fewer rows): S0, S1 and an O of 128
-columns each are tensor memory. S of 256 columns of 8 bits costs the tensor core what 128 of 16 do.
+columns each are tensor memory. S of 256 columns of 8 bits costs the tensor core what 128 of 16 do. Where 16-bit q
+meets 8-bit k in units of columns (sm100/wide/dequantized/), one launch has all 256.
 """
 
 from __future__ import annotations
 
 from cute_fa4.calls.operands.four_bits import BYTES
-from cute_fa4.calls.operands.tensors import FP8
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, FP8
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.operands import ROWS, CallTensors
 from cute_fa4.sm100.choose.choose_config import columns_of_v
+from cute_fa4.sm100.choose.which_kernel import in_units
 
 
-def comes_in_halves(v) -> bool:
-    """Whether v has more columns than a kernel."""
-    return v.dtype is not BYTES and columns_of_v(v.shape[-1], v.dtype in FP8) < v.shape[-1]
+def comes_in_halves(q, v, rope: int) -> bool:
+    """Whether v has more columns than a kernel. rope: columns of k in a separate tensor."""
+    if v.dtype is BYTES:
+        return False
+    stored = None if v.dtype == q.dtype else DTYPE_NAMES.get(v.dtype)
+    of_8_bits = v.dtype in FP8 and not in_units(q.shape[-1], rope, stored)
+    return columns_of_v(v.shape[-1], of_8_bits) < v.shape[-1]
 
 
 def half_of(x, first: bool):

@@ -13,8 +13,8 @@ from typing import Any
 from .chip import ARCHES
 
 FAMILIES = (
-    "mha2q", "mhapair", "mhamx", "mhawiden2q", "mha1q", "mhawide", "mhawidepair", "mharope", "mhaswap", "mhawiden",
-    "mla_decode", "mla_pair", "mla_widen", "mla_widenpair",
+    "mha2q", "mhapair", "mhamx", "mhawiden2q", "mha1q", "mhawide", "mhawidepair", "mharope", "mhawidewiden",
+    "mhaswap", "mhawiden", "mla_decode", "mla_pair", "mla_widen", "mla_widenpair",
 )  # fmt: skip
 NUMBER, FLAG = int, bool
 FACTS: dict[str, Any] = {

@@ -25,10 +25,10 @@ DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two la
 class Extra(Flag):
     """Features that some families have, and others do not.
 
-    DEQUANTIZED_KEYS  8-bit keys with 16-bit queries (few_rows/dequantized/, two_tiles/dequantized/)
+    DEQUANTIZED_KEYS  8-bit keys with 16-bit queries (dequantized/ of few_rows/, two_tiles/ and wide/)
     CACHE_BLOCKS  4-bit keys with scales of blocks (NVFP4) with 16-bit queries (few_rows/dequantized/)
     ROPE          columns of K from a separate tensor
-    DEQUANTIZED_ROPE  such columns of 8 bits with 16-bit K (wide/dequantized_rope/)
+    DEQUANTIZED_ROPE  such columns of 8 bits with 16-bit Q (wide/dequantized_rope/, wide/dequantized/)
     MIXED_ROPE    such columns of 16 bits with 8-bit K
     KEY_SCALES    a scale for each key (roles/token_scales.py)
     BLOCK_SCALES  scales of blocks of Q and K (two_tiles/block_scaled/)
@@ -105,7 +105,8 @@ def problem_not_built(
     if problem.kv_dtype is not None and Extra.DEQUANTIZED_KEYS not in extras:
         why.append(
             f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: this family multiplies K as "
-            f"it is stored: use schedule=DequantizedTile() or SlotTwoTiles(), or queries of {problem.kv_dtype}"
+            f"it is stored: use schedule=DequantizedTile(), SlotTwoTiles() or SlotWideTile(), or queries of "
+            f"{problem.kv_dtype}"
         )
     if problem.cache_blocks and Extra.CACHE_BLOCKS not in extras:
         why.append(

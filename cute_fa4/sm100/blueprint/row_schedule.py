@@ -8,6 +8,7 @@
     mha1q        OneTile     one                     every second key tile each
     mhawide      WideTile    one                     there is one, with every key tile
     mhawidepair  WidePair    one of 256, half in each CTA    the same
+    mhawidewiden  SlotWideTile  one                  the same
 
 It holds the choices, the defaults of open choices, and the reasons for a refusal: with value, limit and remedy.
 """

@@ -10,6 +10,7 @@
     few_rows/dequantized      DequantizedTile: the same of 16 bits, 8-bit keys dequantized in the CTA
     wide                      WideTile: one query tile of 128 rows, head dims up to 512, of V 256 per launch
     wide/pair                 WidePair: two CTAs share the MMAs of a query tile of 256 rows, wide heads
+    wide/dequantized          SlotWideTile: as WideTile, 8-bit keys under 16-bit queries, dequantized in their slots
     wide/dequantized_rope     RopeTile: as WideTile, 8-bit RoPE columns of K dequantized in the CTA
     latent                    LatentTile: a few-row tile over a latent cache, whose V is the first columns of K
     latent/pair               LatentPair: 128 rows over a latent cache, two CTAs share the MMAs

@@ -14,7 +14,7 @@ from ..latent.tiles import LATENT_DEPTH, ROPE_DEPTH
 from ..two_tiles.pair.schedule import Pair
 from ..wide.pair.schedule import WidePair
 from .config import SCHEDULES, FA4Config
-from .which_kernel import Call, which_kernel
+from .which_kernel import Call, in_units, which_kernel
 
 __all__ = [
     "ALL_DEPTHS",
@@ -66,8 +66,10 @@ def choose_config(
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
-    of_8_bits = is_quantized(choices.get("kv_dtype") or qkv_dtype)
+    kv_dtype = choices.get("kv_dtype")
+    whole = in_units(head_dim, choices.get("rope_depth", 0), kv_dtype)
     if not choices.get("latent"):
+        of_8_bits = is_quantized(kv_dtype or qkv_dtype) and not whole
         head_dim_v = columns_of_v(head_dim_v or head_dim, of_8_bits)
     if "schedule" not in choices:
         if family is None:
@@ -106,6 +108,8 @@ def _schedule(family: str, **choices) -> Schedule:
 
 def columns_of_v(head_dim_v: int, of_8_bits: bool = False) -> int:
     """Columns of V that a kernel has: all, or half of them, in two successive launches (calls/split_keys/halves.py).
+
+    of_8_bits: it holds V of 8 bits, or whole rows of it dequantized
 
     >>> columns_of_v(256), columns_of_v(512), columns_of_v(272), columns_of_v(256, of_8_bits=True)
     (256, 256, 136, 128)

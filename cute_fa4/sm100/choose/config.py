@@ -36,6 +36,7 @@ from ..two_tiles.block_scaled.schedule import BlockScaled
 from ..two_tiles.dequantized.schedule import SlotTwoTiles
 from ..two_tiles.pair.schedule import Pair
 from ..two_tiles.schedule import TwoTiles
+from ..wide.dequantized.schedule import SlotWideTile
 from ..wide.dequantized_rope.schedule import RopeTile
 from ..wide.pair.schedule import WidePair
 from ..wide.schedule import WideTile
@@ -53,6 +54,7 @@ SCHEDULES = {
         WideTile,
         WidePair,
         RopeTile,
+        SlotWideTile,
         LatentTile,
         LatentPair,
         LatentRows,

@@ -9,6 +9,7 @@
     q and k with scales of blocks                mhamx
     k_rope of 8 bits under 16                    mharope
     q of 16 bits over k of 8, up to 32 rows *    mhawiden
+    the same, wide heads or k_rope *             mhawidewiden
     the same, more rows, where q stays so *      mhawiden2q
     block_sparse_tensors, blocks of 256 queries  mha2q
     block_sparse_tensors                         mha1q
@@ -22,7 +23,8 @@
     anything else                                mha2q
 
     *     with more rows, q is quantized to 8 bits before the call, as k is, unless it keeps 16 bits (q_quantize);
-          then mhawiden has any number of rows where keys have scales
+          then mhawiden has any number of rows where keys have scales. Wide here: of q and k beyond 128; such heads and
+          k_rope keep 16 bits by q_quantize alone
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel; and every call under
           CUTE_FA4_BATCH_INVARIANT=on
@@ -51,7 +53,7 @@ from typing import NamedTuple
 from ...dtypes import is_quantized, row_of
 from ...scales import Scales
 from ..blueprint import bands, tuning
-from ..blueprint.reach import DEPTHS_OF_FP8
+from ..blueprint.reach import DEPTHS_OF_FP8, QK_DEPTHS_OF_FP8
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import ROWS_PER_Q_TILE
 from ..few_rows.dequantized.schedule import DequantizedTile
@@ -65,6 +67,7 @@ from ..two_tiles.block_scaled.schedule import BlockScaled
 from ..two_tiles.dequantized.schedule import SlotTwoTiles
 from ..two_tiles.pair.schedule import Pair, pairs_run
 from ..two_tiles.schedule import TwoTiles
+from ..wide.dequantized.schedule import SlotWideTile
 from ..wide.dequantized_rope.schedule import RopeTile
 from ..wide.pair.schedule import WidePair
 from ..wide.schedule import WideTile
@@ -79,7 +82,10 @@ from .rows_of_tiles import (
     tile_for,
 )
 
-DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
+DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[
+    -1
+]  # of q of 16 bits over k of 8 where a slot holds whole rows; beyond: units
+SPAN = 64  # columns of 16 bits in a line of shared memory
 # Numbers of queries that yield every answer: each number of few rows, and full tiles and CTAs.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
@@ -99,7 +105,7 @@ class Call:
     rows        of a tile of few rows, if it is given and not chosen
     latent      v is the first columns of k. of_rows: cache rows of 656 bytes, with inline scales and RoPE columns
     descales    Scales, or their letters (cute_fa4/scales.py)
-    rope        columns of k lie in a separate tensor. rope_dtype: their dtype; None: that of k
+    rope        columns of k that lie in a separate tensor. rope_dtype: their dtype; None: that of k
     mask, plain, exact, arch    as choose/pays.py reads them
     q_block     queries of a block of block_sparse_tensors; 0: there are none
     stays       16-bit q over 8-bit k is not quantized, however many rows there are (calls/queries.py)
@@ -120,7 +126,7 @@ class Call:
     latent: bool = False
     of_rows: bool = False
     descales: Scales | str = Scales()
-    rope: bool = False
+    rope: int = 0
     rope_dtype: str | None = None
     mask: bands.Mask = bands.Full()
     plain: bool = True
@@ -152,7 +158,7 @@ class Call:
             latent=latent,
             of_rows=latent and kv_dtype is not None and of("scale_dtype") is not None,
             descales=of("descales", Scales()),
-            rope=bool(of("rope_depth")),
+            rope=of("rope_depth", 0),
             rope_dtype=of("rope_dtype"),
             mask=of("mask") or (bands.Causal() if of("causal") else bands.Full()),
             plain=of("score_mod") is None and of("mask_mod") is None,
@@ -198,9 +204,10 @@ class Call:
         if self.q_block:
             return False, None  # each head has its lists
         if self.keeps_q:
-            swaps = self.swaps and self.length_chooses
+            rows = dequantizes_rows(self.head_dim, self.rope)
+            swaps = self.swaps and self.length_chooses and rows
             found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
-            if found[1] is None and (self.has_unpaired_scales or self.of_4_bits):
+            if rows and found[1] is None and (self.has_unpaired_scales or self.of_4_bits):
                 return dequantized_tile(self.group, self.pack_gqa)
             return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
@@ -213,8 +220,15 @@ class Call:
     @property
     def keeps_q(self) -> bool:
         """Whether 16-bit q over 8-bit k is not quantized; over 4-bit k it never is."""
-        stays = self.stays or self.of_4_bits
-        return stays and self.kv_dtype is not None and dequantizes_keys(self.head_dim, self.rope)
+        if self.kv_dtype is None or not (self.stays or self.of_4_bits):
+            return False
+        if dequantizes_rows(self.head_dim, self.rope):
+            return True
+        multiplied = self.rope_dtype in (None, self.qkv_dtype) or is_quantized(self.rope_dtype)
+        by_key = bool(self.descales.of_keys)
+        return not self.of_4_bits and dequantizes_units(
+            self.head_dim, self.rope, multiplied, by_key
+        )
 
     @property
     def may_swap(self) -> bool:
@@ -222,7 +236,7 @@ class Call:
         if not self.length_chooses or self.rope or self.of_blocks or self.wide or self.q_block:
             return False
         if self.kv_dtype is not None:
-            return self.dequantizes and dequantizes_keys(self.head_dim, self.rope)
+            return self.dequantizes and dequantizes_rows(self.head_dim, self.rope)
         return self.swaps
 
     @property
@@ -274,9 +288,29 @@ class Call:
         )
 
 
-def dequantizes_keys(head_dim: int, rope: bool) -> bool:
-    """Whether some kernel takes 16-bit q over 8-bit k; rope: columns of k lie in a separate tensor."""
+def dequantizes_rows(head_dim: int, rope: int) -> bool:
+    """Whether kernels for 16-bit q over 8-bit k hold whole rows of k; rope: its columns in a separate tensor."""
     return head_dim <= DEQUANTIZED_DEPTH and not rope
+
+
+def dequantizes_units(
+    head_dim: int, rope: int = 0, multiplied: bool = True, by_key: bool = False
+) -> bool:
+    """Whether a kernel takes the others in units of columns (sm100/wide/dequantized/).
+
+    multiplied: the columns in a separate tensor have 8 bits, or the dtype of q; by_key: keys have scales of their own
+
+    >>> [dequantizes_units(*depths) for depths in ((192,), (192, 64), (200,), (96, 16))]
+    [True, True, False, False]
+    """
+    own = head_dim - rope
+    fits = not rope or (multiplied and own > 0 and own % SPAN == 0 and rope <= SPAN)
+    return not by_key and head_dim in QK_DEPTHS_OF_FP8 and fits
+
+
+def in_units(head_dim: int, rope: int, stored: str | None) -> bool:
+    """Whether k and v of another dtype than q, `stored`, are dequantized in units of columns; None: they have q's."""
+    return is_quantized(stored) and not dequantizes_rows(head_dim, rope)
 
 
 class Kernel(NamedTuple):
@@ -320,6 +354,7 @@ RULES = (
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
     Rule("q of 16 bits over k of 8, up to 32 rows *", DequantizedTile, lambda c: c.kv_dtype and c.few),
+    Rule("the same, wide heads or k_rope *", SlotWideTile, lambda c: in_units(c.head_dim, c.rope, c.kv_dtype)),
     Rule("the same, more rows, where q stays so *", SlotTwoTiles, lambda c: c.kv_dtype),
     Rule("block_sparse_tensors, blocks of 256 queries", TwoTiles, lambda c: c.q_block and not c.q_block % ROWS_PER_CTA),
     Rule("block_sparse_tensors", OneTile, lambda c: c.q_block),

@@ -32,6 +32,7 @@ class InTwoBuffers(Order):
     nothing_corrected = staticmethod(correction.no_tiles)
     correct_tiles = staticmethod(correction.correct_tiles)
     load_tile = staticmethod(loads.load_tile)
+    load_units_of_two = staticmethod(loads.load_units_of_two)
 
     def announced(self, cfg, events, kv, at, unit):
         """Announce a unit of K that has columns from a separate tensor; returns the mbarrier for its copies."""

@@ -36,15 +36,15 @@ def load_tile(
     if n == first:
         events.q_free.wait(0, q_phase ^ 1)
         load_q(cfg, args, smem, events, work, 0)
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
+    k = KVBuffer(KVBufferConfig.as_it_arrives(cfg, is_v=False), smem.kv_address, args.k)
+    v = KVBuffer(KVBufferConfig.as_it_arrives(cfg, is_v=True), smem.kv_address, args.v)
     of_k, of_v = find_rows(cfg, args, work, n, entries)
     rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
     if cutlass.const_expr(rope is None):
         k_units = [k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)]
         at = load_units(k_units, kv, work, at, of_k)
     else:
-        at = load_units_of_two(cfg, order, warp, work, at, (k, of_k), rope)
+        at = order.load_units_of_two(cfg, order, warp, work, at, (k, of_k), rope)
     v_units = [v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)]
     own = [own_columns(cfg, unit) for unit in range(cfg.tiles.v_units)]
     if n > first:

@@ -73,8 +73,8 @@ def multiply_pv(
         computes = InstructionDescriptor(
             cfg.tiles.MMA_M,
             cfg.tiles.v_columns(unit),
-            cfg.qkv_dtype,
-            cfg.qkv_dtype,
+            cfg.p_dtype,
+            cfg.v_dtype,
             b_mn_major=True,
             cta_group=cfg.tiles.cta_group,
         )

@@ -53,6 +53,11 @@ MASKS = masks.full().mask, masks.causal().mask, masks.window(5, 5).mask
 DEPTHS = {64: 64, 128: 128, 192: 128, 256: 256}
 LATENT = dict(latent=True, head_dim=576, head_dim_v=512, **PAGES)
 ROPE = dict(head_dim=192, head_dim_v=128, rope_depth=64)
+DEQUANTIZING = (
+    "mhawiden",
+    "mhawidewiden",
+    "mla",
+)  # families that take 16-bit q over 8-bit k, by their first letters
 # What variables of the environment say of schedules; of kernels: pairs, and q that stays as it is.
 POLICIES = (
     {},
@@ -77,6 +82,7 @@ def problems():
         yield over_8_bits
         yield dict(qkv_dtype="e4m3", head_dim=depth, descales="K", **layout)
         yield over_8_bits | dict(descales="K")
+        yield dict(qkv_dtype="bf16", kv_dtype="e4m3", head_dim=2 * depth + 64, **layout)
     for arch in ("sm_100a", "sm_103a"):
         yield dict(qkv_dtype="e4m3", head_dim=128, descales="xyv", arch=arch)
     for group in (8, 16):
@@ -86,6 +92,7 @@ def problems():
         yield dict(qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, group=group)
     for rope_dtype in (None, "e4m3"):
         yield dict(qkv_dtype="bf16", rope_dtype=rope_dtype, **ROPE)
+        yield dict(qkv_dtype="bf16", kv_dtype="e4m3", rope_dtype=rope_dtype and "bf16", **ROPE)
     yield dict(qkv_dtype="e4m3", rope_dtype="bf16", **ROPE)
     for group in (8, 16, 32, 64, 128):
         yield dict(qkv_dtype="bf16", group=group, **LATENT)
@@ -102,7 +109,7 @@ def configs():
             call = Call.of_choices(problem, pairs=pairs, stays=stays)
             for kernel in kernels_of(call, lengths_differ=True):
                 of = problem | kernel.choices
-                if of.get("kv_dtype") and not kernel.family.startswith(("mhawiden", "mla")):
+                if of.get("kv_dtype") and not kernel.family.startswith(DEQUANTIZING):
                     of |= dict(qkv_dtype=of["kv_dtype"], kv_dtype=None, o_dtype="bf16")
                 for policy, write_lse in product(POLICIES, (False, True)):
                     config = choose_config(**of, **policy, write_lse=write_lse)

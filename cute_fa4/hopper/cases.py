@@ -116,6 +116,8 @@ VARIANTS = (
     decode(cache="e4m3", group=2, out="e4m3"),
     Variant(cache="e4m3", keys="pages", page_size=16),
     Variant(64, cache="e4m3", keys="pages", page_size=3, sink=True),
+    Variant(192, cache="e4m3", head_dim_v=128, keys="packed"),
+    Variant(256, cache="e4m3", keys="pages", page_size=16, sink=True),
     decode(cache="nvfp4", group=2),
     decode(head_dim=64, cache="nvfp4", page_size=64, num_splits=0, sink=True),
     decode(dtype="fp16", cache="nvfp4", page_size=3, causal=False, window=(127, 0)),

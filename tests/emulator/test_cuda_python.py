@@ -24,7 +24,7 @@ def _a_gpu():
 
 
 def answer(result):
-    """What a call returns after its status, which must be success."""
+    """The values that a call returns after its status, which must be success."""
     status, *values = result
     assert status in (driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess)
     return values[0] if len(values) == 1 else tuple(values)

@@ -68,7 +68,7 @@ assert torch.equal(x, y)
 
 
 def ran(program, folder, *options):
-    """`run` of a program, with a cache of its own."""
+    """`run` of a program, with its own cache."""
     path = folder / "program.py"
     path.write_text(BEGIN + textwrap.dedent(program))
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}

@@ -17,7 +17,7 @@ import sys
 
 import numpy as np
 
-from cute_fa4.emulator.host import device, driver_api, ptx_files
+from cute_fa4.emulator.host import device, driver_api, tensor_maps
 from cute_fa4.emulator.ptx.errors import EmulatorError, IllegalAccess
 
 MODULES = {  # module: (prefix of its calls, its enumeration of errors, success, the former name of the module)
@@ -294,7 +294,7 @@ class _Calls:
 
     def encode_tiled(self, *parameters):
         """cuTensorMapEncodeTiled."""
-        data = ptx_files.encode_as_driver(*parameters)
+        data = tensor_maps.encode_as_driver(*parameters)
         made = self.driver.CUtensorMap()
         made.opaque = [int(word) for word in np.frombuffer(data, np.uint64)]
         return made

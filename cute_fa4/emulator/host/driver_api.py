@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cute_fa4.emulator.host import device
+from cute_fa4.emulator.host import device, tensor_maps
 from cute_fa4.emulator.machine.memory import GlobalMemory
 from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.emulator.ptx.labels import NO_LABELS
@@ -237,9 +237,7 @@ def set_kernel_attribute(kernel, attribute, value):
 @_guarded
 def encode_tensor_map(target, *parameters):
     """cuTensorMapEncodeTiled: its 128 bytes at an address."""
-    from cute_fa4.emulator.host import ptx_files
-
-    ctypes.memmove(target, ptx_files.encode_as_driver(*parameters), ptx_files.TENSOR_MAP_BYTES)
+    ctypes.memmove(target, tensor_maps.encode_as_driver(*parameters), tensor_maps.TENSOR_MAP_BYTES)
 
 
 def unsupported(name):

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from cute_fa4.emulator.host import device, host_binding, ptx_files
+from cute_fa4.emulator.host import device, host_binding, ptx_files, tensor_maps
 from cute_fa4.emulator.ptx.errors import EmulatorError
 
 _PROMOTION = (
@@ -182,7 +182,7 @@ class _Utilities:
         self, address, swizzle, itemsize, dtype, box, shape, strides, padding
     ):
         """The tensor map of a descriptor; sizes and strides in elements, from the slowest dimension on."""
-        return ptx_files.encode_as_driver(
+        return tensor_maps.encode_as_driver(
             dtype,
             len(box),
             address,

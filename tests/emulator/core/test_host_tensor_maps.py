@@ -60,7 +60,7 @@ def compiled():
 
 
 def test_a_tensor_map_of_the_host_code_is_that_of_the_view(compiled):
-    """A box at column 64 and row 32; the rows behind the tensor's last are zeros."""
+    """A box at column 64 and row 32; rows after the tensor's last are zeros."""
     x = torch.arange(80 * 128).reshape(80, 128).half()
     out = torch.empty(TILE, TILE, dtype=torch.float16)
     compiled(x, out)

@@ -229,27 +229,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
     from cute_fa4.emulator.host.dlpack import as_cuda
 
     patches = _Patches()
-    original_compile, original_jit = cute.compile, cute.jit
     original_tensor = runtime._Tensor.__init__
-
-    compile_here = _Compile(original_compile, arch, checks)
-
-    def jit(*arguments, **options):
-        if not (len(arguments) == 1 and callable(arguments[0]) and not options):
-            return lambda function: wrap(original_jit(*arguments, **options)(function))
-        return wrap(original_jit(arguments[0]))
-
-    def wrap(decorated):
-        @functools.wraps(decorated)
-        def call(*args, **kwargs):
-            if getattr(_compiling, "now", False):
-                return decorated(*args, **kwargs)
-            kwargs.pop("no_cache", None)
-            compiled = compile_here(call, *args, **kwargs)
-            return compiled(*_runtime_arguments(decorated, args))
-
-        call.cute_fa4_original = decorated
-        return call
 
     def tensor_of(self, tensor, *args, **kwargs):
         if isinstance(tensor, torch.Tensor):
@@ -264,16 +244,51 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         cuda_python.answer(patches, checks)
         patches.set(cutlass.utils, "HardwareInfo", device.HardwareInfo)
         patches.set(hardware_info, "HardwareInfo", device.HardwareInfo)
-        patches.set(cute, "compile", compile_here)
-        patches.set(cute, "jit", jit)
+        for namespace in (cute, *_experimental()):
+            compile_here = _Compile(namespace.compile, arch, checks)
+            patches.set(namespace, "jit", _Jit(namespace.jit, compile_here))
+            patches.set(namespace, "compile", compile_here)
         # The DSL's own conversions are decorated already.
-        patches.set(testing, "_convert", wrap(testing._convert))
+        patches.set(testing, "_convert", cute.jit.wrap(testing._convert))
         # The emulator's time is not a GPU's time, so benchmarked functions are not run.
         patches.set(testing, "benchmark", lambda *_, **__: float("nan"))
         patches.set(runtime._Tensor, "__init__", tensor_of)
         stack.enter_context(triton_driver.active(patches, checks))
         stack.enter_context(_OnTheCPU())
         yield
+
+
+def _experimental():
+    """cute.experimental, which has its own jit and compile, where this version of the DSL has it."""
+    try:
+        from cutlass.cute import experimental
+    except ImportError:
+        return ()
+    return (experimental,)
+
+
+class _Jit:
+    """Replaces cute.jit: a call outside a compilation compiles for the emulator, and calls."""
+
+    def __init__(self, original, compile_here):
+        self._decorate, self._compile = original, compile_here
+
+    def __call__(self, *arguments, **options):
+        if not (len(arguments) == 1 and callable(arguments[0]) and not options):
+            return lambda function: self.wrap(self._decorate(*arguments, **options)(function))
+        return self.wrap(self._decorate(arguments[0]))
+
+    def wrap(self, decorated):
+        @functools.wraps(decorated)
+        def call(*args, **kwargs):
+            if getattr(_compiling, "now", False):
+                return decorated(*args, **kwargs)
+            kwargs.pop("no_cache", None)
+            compiled = self._compile(call, *args, **kwargs)
+            return compiled(*_runtime_arguments(decorated, args))
+
+        call.cute_fa4_original = decorated
+        return call
 
 
 class _Compile:
@@ -288,6 +303,8 @@ class _Compile:
     def __call__(self, function, *args, options="", **kwargs):
         from cute_fa4 import emulator
 
+        args = [_as_tensor(arg) for arg in args]
+        kwargs = {name: _as_tensor(arg) for name, arg in kwargs.items()}
         _compiling.now = True
         try:
             return emulator.bind(
@@ -296,6 +313,15 @@ class _Compile:
             )  # fmt: skip
         finally:
             _compiling.now = False
+
+
+def _as_tensor(value):
+    """A tensor of torch as the DSL's own adapter converts it (runtime.TensorAdapter), which TVM-FFI does not use."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    from cutlass.cute import runtime
+
+    return runtime.from_dlpack(value).mark_layout_dynamic()
 
 
 def _original(function):

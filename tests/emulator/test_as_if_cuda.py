@@ -59,6 +59,41 @@ def test_a_program_for_a_gpu_runs_unmodified(tmp_path):
     assert "level hardware" in done.stdout
 
 
+# Functions without annotations that get tensors of torch, and the experimental namespace with its own jit.
+NAMESPACES = """
+import cutlass.cute as cute, torch
+try:
+    from cutlass.cute import experimental
+except ImportError:
+    experimental = cute
+
+x = torch.arange(32.0, device="cuda")
+for namespace in (cute, experimental):
+    @namespace.kernel
+    def kernel(x, y):
+        i, _, _ = cute.arch.thread_idx()
+        y[i] = x[i] + 1
+
+    @namespace.jit
+    def launch(x, y):
+        kernel(x, y).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+    first, second = torch.empty_like(x), torch.empty_like(x)
+    launch(x, first)
+    namespace.compile(launch, x, second)(x, second)
+    assert torch.equal(first, x + 1) and torch.equal(second, x + 1)
+print("PASS")
+"""
+
+
+def test_tensors_of_torch_and_the_experimental_namespace(tmp_path):
+    script = tmp_path / "namespaces.py"
+    script.write_text(NAMESPACES)
+    done = run("run", str(script))
+    assert done.returncode == 0 and "PASS" in done.stdout, done.stdout + done.stderr
+    assert "emulator: 4 launches" in done.stderr
+
+
 PROGRAMS = ROOT / "examples" / "programs"
 
 

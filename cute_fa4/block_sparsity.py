@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_fa4.sm100.blueprint.captured import joined
+from cute_fa4.sm100.blueprint.listed import FULL, PARTIAL
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.traced.trace import Traced
 
@@ -22,7 +23,6 @@ __all__ = ["DEFAULT_BLOCK_SIZE", "BlockSparseTensors", "block_mask"]
 
 DEFAULT_BLOCK_SIZE = (256, 128)  # queries, keys: of flash-attn-4 on Blackwell
 COUNTS, ENTRIES = ("mask_block_cnt", "full_block_cnt"), ("mask_block_idx", "full_block_idx")
-PARTIAL, FULL = 1, 2
 SCORES_AT_ONCE = 1 << 24  # of one step of block_mask: its integers take 128 MiB each
 
 
@@ -32,7 +32,7 @@ class BlockSparseTensors(NamedTuple):
     mask_block_cnt   (batch, heads, query blocks): the number of partial blocks; batch and heads may be 1, for all
     mask_block_idx   (batch, heads, query blocks, n): which ones, in any order; entries from the count on are not read
     full_block_cnt, full_block_idx   the same for full blocks; None: there are none
-    block_size       (queries, keys) of a block; None: DEFAULT_BLOCK_SIZE
+    block_size       (queries, keys) of a block, multiples of 16; None: DEFAULT_BLOCK_SIZE
     cu_total_m_blocks   (batch + 1,): lists are packed, counts (heads, query blocks of all sequences) and entries
                      (heads, entries of all lists); the first query block of each sequence. None: as above
     cu_block_idx_offsets   (batch + 1,): the entries of sequence b begin at this place; each of its lists has room for

@@ -44,7 +44,6 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.entry import arguments_of, entry, named_rest
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.operands import autocast
-from cute_fa4.calls.operands.blocks import with_lists
 from cute_fa4.calls.operands.foreign import check_arguments
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable, wants_gradient
 from cute_fa4.calls.options import functions_of
@@ -52,6 +51,7 @@ from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import OF_QUERIES, are_wide, quantised_of
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import Choices
+from cute_fa4.calls.small_blocks import with_lists_of_tiles
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
 from cute_fa4.masks import BoundMask
@@ -134,7 +134,7 @@ def _checked(function, tensors: CallTensors, asked: tuple, given: dict) -> tuple
     if mods:
         given, tensors = given | mods, tensors._replace(aux_tensors=aux)
         asked = (*asked[:2], tuple(Choices(*asked[2])._replace(**mods)))
-    tensors, asked = with_lists(tensors, asked, given.get("block_sparse_tensors"))
+    tensors, asked, given = with_lists_of_tiles(tensors, asked, given)
     return tensors, asked, tuple(given.values())
 
 

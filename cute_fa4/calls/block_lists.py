@@ -58,18 +58,24 @@ def kinds_of_tiles(lists: Lists, queries: Side, keys: Side, batch: int) -> torch
     no block of the sequence. A block that is listed twice counts once.
     """
     blocks = lists.blocks
-    kinds = torch.zeros(())
-    for kind, names in zip((PARTIAL, FULL), zip(COUNTS, ENTRIES, strict=True), strict=True):
-        counts, entries = (lists.tensors[name] for name in names)
-        if counts is not None and entries is not None:
-            found = _listed(lists, (counts, entries), (queries, keys), batch)
-            kinds = torch.maximum(found * kind, kinds.to(found))
+    kinds = kinds_of_blocks(lists, queries, keys, batch)
     for dim, (side, size) in enumerate(((queries, blocks.queries), (keys, blocks.keys)), start=2):
         kinds = kinds.repeat_interleave(size // ROWS, dim).narrow(dim, 0, side.blocks(ROWS))
         if side.lengths is not None:
             exists = torch.arange(kinds.shape[dim], device=kinds.device)
             exists = exists < side.blocks_of_each(ROWS, batch, kinds.device)[:, None]
             kinds = kinds * (exists[:, None, :, None] if dim == 2 else exists[:, None, None])
+    return kinds
+
+
+def kinds_of_blocks(lists: Lists, queries: Side, keys: Side, batch: int) -> torch.Tensor:
+    """(batch or 1, heads or 1, query blocks, key blocks) int8: the same for the blocks of the lists themselves."""
+    kinds = torch.zeros(())
+    for kind, names in zip((PARTIAL, FULL), zip(COUNTS, ENTRIES, strict=True), strict=True):
+        counts, entries = (lists.tensors[name] for name in names)
+        if counts is not None and entries is not None:
+            found = _listed(lists, (counts, entries), (queries, keys), batch)
+            kinds = torch.maximum(found * kind, kinds.to(found))
     return kinds
 
 
@@ -89,7 +95,7 @@ def _listed(lists: Lists, tensors: tuple, sides: tuple[Side, Side], batch: int) 
     inside = inside & (entries >= 0) & (entries < shape[1])
     where = torch.where(inside, entries, shape[1])  # the others go to one more column
     found = torch.zeros((*where.shape[:3], shape[1] + 1), dtype=torch.int8, device=where.device)
-    found = found.scatter_(-1, where, 1)[..., :-1]
+    found = found.scatter(-1, where, 1)[..., :-1]
     missing = shape[0] - found.shape[2]  # query blocks without a list, which see nothing
     return torch.nn.functional.pad(found, (0, 0, 0, max(0, missing)))
 

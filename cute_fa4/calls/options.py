@@ -73,7 +73,7 @@ def resolve(
         mask=bound,
         score_mod=composed(_cap(softcap), mods.get("score_mod")),
         mask_mod=mods.get("mask_mod"),
-        aux=_aux(aux_tensors, q.device, bool(mods), gradients),
+        aux=checked_aux(aux_tensors, q.device, bool(mods), gradients),
         sink=check_sink(learnable_sink, q, gradients),
         pack_gqa=pack_gqa,
         num_splits=num_splits,
@@ -182,7 +182,7 @@ def _check_list(aux_tensors) -> None:
         )
 
 
-def _aux(tensors, device, has_functions: bool, gradients: bool) -> tuple:
+def checked_aux(tensors, device, has_functions: bool, gradients: bool) -> tuple:
     if tensors is None:
         return ()
     _check_list(tensors)

@@ -181,7 +181,7 @@ def _longest(tensors: CallTensors, max_seqlen_q) -> int:
         return 0
     if given is not None:
         return min(given, rows)
-    longest = index_tensors.longest_of_packed_queries(tensors)
+    longest = index_tensors.longest_of(tensors.cu_seqlens_q)
     return rows if longest is None else longest
 
 

@@ -38,7 +38,7 @@ def flex_attention(
     key, value  (batch or 1, heads_kv, seqlen_k, head_dim)
     score_mod   score_mod(score, batch, head, q_idx, kv_idx) -> score. Tensors that it captures, on the device of query,
                 are read at each call: float32, float16, bfloat16, int32, int64, uint8, bool. They have gradients
-    block_mask  a BlockMask, whose block size is a multiple of 128, or a cute_fa4.BlockSparseTensors without partial
+    block_mask  a BlockMask, whose block sizes are multiples of 16, or a cute_fa4.BlockSparseTensors without partial
                 blocks that a function hides. Its mask_mod may capture tensors, too
     scale       positive; None: head_dim ** -0.5
     enable_gqa  heads_q may be a multiple of heads_kv. Without it they are equal

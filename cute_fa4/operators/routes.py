@@ -14,6 +14,7 @@ from torch.compiler import disable, is_dynamo_compiling
 from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
 from cute_fa4.calls import queries
+from cute_fa4.calls.block_lists import Lists
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.operands import new_rows
 from cute_fa4.calls.operands.blocks import of_operator, taken
@@ -21,15 +22,17 @@ from cute_fa4.calls.operands.four_bits import refuse_new_rows
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
+from cute_fa4.calls.small_blocks import tiles_of, without_checks
 from cute_fa4.calls.split_keys import merge as parts
-from cute_fa4.operands import NAMES, OFFSETS_OF_QUERIES, SCALES
+from cute_fa4.operands import BLOCKS, NAMES, OFFSETS_OF_QUERIES, SCALES, tensors_of
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
 from cute_fa4.operators.gradients import through_transforms
 from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.schemas import names_of
-from cute_fa4.operators.spelling import is_known, spell_mask
+from cute_fa4.operators.spelling import function_of, is_known, spell_mask
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, remember
+from cute_fa4.sm100.blueprint.small_blocks import counted_from_first, with_kinds
 
 _ops = torch.ops.cute_fa4
 
@@ -50,7 +53,7 @@ def dense(function, given: dict):
         return outside(function, given)
     call = _named(given, _DENSE) | _lists(given)
     call |= _options(given, differentiable=True, blocks=of_operator(call))
-    return _call(_ops.flash_attn, _ops.flash_attn_out, call, given)
+    return _call(_ops.flash_attn, _ops.flash_attn_out, call | _tiles(call), given)
 
 
 def varlen(function, given: dict):
@@ -63,7 +66,7 @@ def varlen(function, given: dict):
     call |= _options(given, differentiable=True, blocks=of_operator(call))
     for name in ("max_seqlen_q", "max_seqlen_k"):
         call[name] = _length(name, given[name])
-    return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
+    return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call | _tiles(call), given)
 
 
 def kvcache(function, given: dict):
@@ -202,6 +205,34 @@ def _lists(given: dict) -> dict:
     found = taken(given["block_sparse_tensors"])
     blocks = found.pop("block_sparse_tensors")
     return found | {"block_size": [blocks.queries, blocks.keys]}
+
+
+def _tiles(call: dict) -> dict:
+    """The arguments that differ where blocks are smaller than tiles (calls/small_blocks.py), functions as keys."""
+    blocks, aux = of_operator(call), call["aux_tensors"] or []
+    if blocks is None or blocks.are_tiles:
+        return {}
+    found = Lists({name: call.get(name) for name in NAMES[BLOCKS]}, blocks)
+    where = without_checks(tensors_of(call), call)
+    lists, kinds = tiles_of(found, where, call["mask_mod"] != "")
+    taken_lists = {name: getattr(lists, name) for name in NAMES[BLOCKS]}
+    return taken_lists | {
+        "block_size": list(lists.block_size),
+        "score_mod": _counted_from_first(call["score_mod"], len(aux)),
+        "mask_mod": _with_kinds(call["mask_mod"], len(aux), blocks.queries),
+        "aux_tensors": [*aux, kinds],
+    }
+
+
+@assume_constant_result
+def _with_kinds(key: str, number: int, queries: int) -> str:
+    return remember(with_kinds(function_of("mask_mod", key), number, queries)).key
+
+
+@assume_constant_result
+def _counted_from_first(key: str, given: int) -> str:
+    mod = counted_from_first(function_of("score_mod", key), given)
+    return "" if mod is None else remember(mod).key
 
 
 def _options(given: dict, differentiable: bool = False, blocks=None) -> dict:

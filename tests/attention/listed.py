@@ -13,6 +13,21 @@ from tests.attention.agreement import ROUNDOFF, attention
 
 ABSENT, PARTIAL, FULL = range(3)
 
+# Blocks that no kernel has: halves of tiles, and those that tiles cut.
+SMALL = {
+    f"{q} x {k}": (q, k)
+    for q, k in (
+        (64, 64),
+        (64, 128),
+        (128, 64),
+        (256, 64),
+        (16, 16),
+        (48, 80),
+        (144, 512),
+        (512, 32),
+    )
+}
+
 
 def every_third_hidden(batch, head, q_idx, kv_idx):
     """A mask function that hides keys of every block, and other ones for each row, head and sequence."""

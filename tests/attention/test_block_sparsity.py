@@ -24,18 +24,21 @@ from tests.attention.listed import (
     ABSENT,
     FULL,
     PARTIAL,
+    SMALL,
     Listed,
     as_packed,
     assert_right,
     every_third_hidden,
 )
+from tests.suite import turns
 
 SIZES = {"mha2q": (256, 128), "mha1q": (128, 256)}
 DENSITIES = (0.0, 0.3, 0.7, 1.0)  # of four heads
 
 
 def drawn(family, densities=DENSITIES, heads_kv=2, **more) -> Listed:
-    return Listed.draw((1, 300, 700), (len(densities), heads_kv), SIZES[family], densities, **more)
+    size = (SIZES | SMALL)[family]
+    return Listed.draw((1, 300, 700), (len(densities), heads_kv), size, densities, **more)
 
 
 @pytest.mark.parametrize("family", SIZES)
@@ -71,13 +74,22 @@ STORED = {
         "pages of 5, packed queries",
     ): LENGTHS,  # gathered rows: a second warp reads the lists, too
 }
+SHORTER = ((140, 300), (0, 100), (60, 5), (5, 0), (130, 190))
+OF_SMALL = {
+    ("64 x 64", "packed"): SHORTER,
+    ("48 x 80", "lengths"): SHORTER,
+    ("128 x 64", "padded lists"): SHORTER,
+    ("64 x 128", "packed queries"): [(n, 200) for n, _ in SHORTER],
+    ("256 x 64", "pages of 16"): SHORTER,
+    ("16 x 16", "pages of 5, packed queries"): SHORTER,
+}
 
 
-@pytest.mark.parametrize("family, way", STORED)
-def test_any_pattern_of_sequences_of_different_lengths(family, way, schedule):
-    lengths = STORED[family, way]
+@pytest.mark.parametrize("size, way", [*STORED, *turns.by_turns(OF_SMALL)])
+def test_any_pattern_of_sequences_of_different_lengths(size, way, schedule):
+    lengths = (STORED | OF_SMALL)[size, way]
     sizes = len(lengths), *(max(each) for each in zip(*lengths, strict=True))
-    call = Listed.draw(sizes, (2, 1), SIZES[family], (0.4, 0.8), lengths=lengths)
+    call = Listed.draw(sizes, (2, 1), (SIZES | SMALL)[size], (0.4, 0.8), lengths=lengths)
     assert_right(call.run_as(way, schedule=schedule), call.expected())
 
 
@@ -156,10 +168,10 @@ def rows_of(kinds) -> tuple:
     return per_row[starts].view(*kinds.shape[:-2], rows + 1).int(), kinds.nonzero()[:, -1].int()
 
 
-@pytest.mark.parametrize("of_heads", [False, True])
-def test_compressed_rows_are_lists(of_heads):
+@pytest.mark.parametrize("of_heads, size", [(False, "mha1q"), (True, "mha1q"), (True, "64 x 64")])
+def test_compressed_rows_are_lists(of_heads, size):
     """FlashInfer's offsets of all heads, and those of each key-value head; one row has no blocks."""
-    call = drawn("mha1q", (0.4, 0.4, 0.8, 0.8))
+    call = drawn(size, (0.4, 0.4, 0.8, 0.8))
     kinds = call.kinds[:, ::2] if of_heads else call.kinds[:, :1]
     kinds[0, 0, 1] = ABSENT
     indptr, indices = rows_of(kinds if of_heads else kinds[0, 0])
@@ -197,24 +209,26 @@ def test_indices_with_their_numbers_are_lists(counts):
 # --- contents that are wrong
 
 
-def test_entries_that_are_no_blocks_are_absent_where_they_are_not_checked(monkeypatch):
+@pytest.mark.parametrize("size", [128, 64])
+def test_entries_that_are_no_blocks_are_absent_where_they_are_not_checked(size, monkeypatch):
     """As on CUDA, where contents are not read. Counts beyond the list take all of it, those below 0 nothing."""
     monkeypatch.setattr(blocks, "check_contents", lambda *given: None)
     largest, smallest = 2**31 - 1, -(2**31)
-    call = Listed.draw((1, 256, 300), (1, 1), (128, 128), (0.0,))
+    call = Listed.draw((1, 2 * size, 2 * size + 44), (1, 1), (size, size), (0.0,))
     lists = BlockSparseTensors(
         *_numbers([5, smallest], [[2, -1, largest], [0, 1, 2]]),
         *_numbers([largest, 1], [[3, 0, smallest], [1, 7, 7]]),
-        block_size=(128, 128),
+        block_size=(size, size),
     )
     call.kinds[0, 0] = torch.tensor([[FULL, ABSENT, PARTIAL], [ABSENT, FULL, ABSENT]])
     assert_right(call.run(lists), call.expected())
 
 
-def test_places_of_packed_lists_are_clipped_where_they_are_not_checked(monkeypatch):
+@pytest.mark.parametrize("size", [128, 64])
+def test_places_of_packed_lists_are_clipped_where_they_are_not_checked(size, monkeypatch):
     """Sequence 0 is right; the lists of the others begin beyond the tensors, and their results may be anything."""
     monkeypatch.setattr(blocks, "check_contents", lambda *given: None)
-    call = Listed.draw((3, 140, 300), (2, 1), (128, 128), (0.7, 0.7), lengths=[(140, 300)] * 3)
+    call = Listed.draw((3, 140, 300), (2, 1), (size, size), (0.7, 0.7), lengths=[(140, 300)] * 3)
     tensors, lengths, lists = as_packed(call)
     far = {name: getattr(lists, name).clone() for name in PLACES}
     for places in far.values():
@@ -238,7 +252,10 @@ WRONG = {
     "no key block": (_numbers([1, 0], [[2, 1], [0, 1]]), (128, 128), "mask_block_idx: 2; accepted: 0 to 1"),
     "twice": (_numbers([2, 0], [[1, 1], [0, 1]]), (128, 128), "mask_block_idx: 1 stands twice"),
     "too few query blocks": (GOOD, (256, 128), "200 queries in blocks of 256; accepted: 1 query"),
-    "half blocks": (GOOD, (64, 128), "block_size: .64, 128.; accepted: multiples of 128"),
+    "half units": (GOOD, (72, 128), "block_size: .72, 128.; accepted: multiples of 16"),
+    "small blocks, no key": (_numbers([1, 0, 0, 0], [[4, 0]] * 4), (64, 64), "mask_block_idx: 4; accepted: 0 to 3"),
+    "small blocks, twice": (_numbers([2, 0, 0, 0], [[3, 3]] * 4), (64, 64), "mask_block_idx: 3 stands twice"),
+    "too few small query blocks": (GOOD, (64, 64), "200 queries in blocks of 64; accepted: 4 query"),
     "heads": ([x.repeat(1, 3, *(1,) * (x.dim() - 2)) for x in GOOD], (128, 128), "accepted: heads 2"),
     "no room": ([GOOD[0], GOOD[1][..., :0]], (128, 128), "room for one entry"),
     "rank": ([GOOD[0][0], GOOD[1]], (128, 128), "batch, heads, query blocks"),
@@ -295,11 +312,23 @@ def test_wrong_packed_lists_are_refused_with_their_field(name):
 
 
 LISTS = BlockSparseTensors(*GOOD, block_size=(128, 128))
+SMALL_LISTS = LISTS._replace(block_size=(128, 64))
+
+
+def of_the_compiler(batch, head, q_idx, kv_idx):
+    import cutlass
+
+    return cutlass.select_(q_idx < 5, kv_idx, q_idx) < 9
+
+
 UNSUPPORTED = {
     "causal": dict(causal=True),
     "num_splits": dict(num_splits=2),
     "tokens_per_split": dict(tokens_per_split=128),
     "q of torch.float8": {x: X.to(torch.float8_e4m3fn) for x in "qkv"},
+    "mask_mod: .*of_the_compiler handles": dict(
+        mask_mod=of_the_compiler, block_sparse_tensors=SMALL_LISTS
+    ),
 }
 
 
@@ -317,10 +346,11 @@ def test_a_half_given_pair_and_another_object_are_refused():
         flash_attn_func(X, X, X, block_sparse_tensors={})
 
 
+@pytest.mark.parametrize("size", ("mha1q", "64 x 64"))
 @pytest.mark.parametrize("way", ("dense", "packed"))
-def test_a_graph_has_the_call_as_one_operator(way):
+def test_a_graph_has_the_call_as_one_operator(way, size):
     """With the same bits."""
-    call = Listed.draw((1, 140, 300), (2, 1), SIZES["mha1q"], (0.5, 0.7))
+    call = Listed.draw((1, 140, 300), (2, 1), (SIZES | SMALL)[size], (0.5, 0.7))
     function, tensors, lengths, lists = flash_attn_func, (call.q, call.k, call.v), {}, call.lists()
     if way == "packed":
         function, (tensors, lengths, lists) = flash_attn_varlen_func, as_packed(call)
@@ -344,6 +374,9 @@ def test_capabilities_know_lists():
         seqlen_k=200,
         backward=True,
     )
+    small = LISTS._replace(block_size=(128, 64))
+    question = dict(dtype="bf16", head_dim=64, seqlen_q=200, seqlen_k=200, backward=True)
+    assert rows == capabilities(**question, block_sparse_tensors=small)
     assert {(row.causal, row.runs) for row in rows} == {(False, True), (True, False)}
     rows = capabilities(
         dtype="bf16", head_dim=64, block_sparse_tensors=True, batch=3, seqlen_q=1000, seqlen_k=500,

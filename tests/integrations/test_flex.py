@@ -61,12 +61,14 @@ def test_lists_are_exact_where_lengths_end_within_blocks(monkeypatch):
     assert any(full) and any(partial)
 
 
-def test_flex_attention_is_torchs():
-    """Grouped heads, a score function, and 300 queries and 500 keys in blocks of 128."""
+@pytest.mark.parametrize("block", (128, 64, (64, 128)))
+def test_flex_attention_is_torchs(block):
+    """Grouped heads, a score function, and 300 queries and 500 keys."""
     call = Listed.draw((2, 300, 500), (4, 2), (128, 128), (1.0,) * 4)
     mask = create_block_mask(
-        lambda b, h, q_idx, kv_idx: q_idx >= kv_idx - 40 * h, None, 4, 300, 500, device="cpu"
-    )
+        lambda b, h, q_idx, kv_idx: q_idx >= kv_idx - 40 * h, None, 4, 300, 500,
+        device="cpu", BLOCK_SIZE=block,
+    )  # fmt: skip
 
     def nearer(score, b, h, q_idx, kv_idx):
         return score + 0.01 * (kv_idx - q_idx)

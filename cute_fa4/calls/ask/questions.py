@@ -31,9 +31,11 @@ from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
 from cute_fa4.calls.operands.rope_depths import ROPE_SPAN
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF
+from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import Asked, are_wide, heads_of, quantised_beside, stay_wide
 from cute_fa4.calls.request import asked_of
+from cute_fa4.calls.small_blocks import in_tiles
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import E4M3, row_of
 from cute_fa4.operands import (
@@ -328,12 +330,20 @@ def _with_queries(given: dict, k: str, v: str) -> dict:
 
 def _varlen(tensors: _Tensors, given: dict):
     given = _with_defaults(given | tensors.block_scales())
-    if given["block_sparse_tensors"] is not None:
-        given |= taken(given["block_sparse_tensors"])
     depth_k = tensors.depth_qk - tensors.rope_depth
     given |= {"q": tensors.q(), "k": tensors.keys(depth_k), "v": tensors.keys(tensors.depth_v)}
+    if given["block_sparse_tensors"] is not None:
+        given |= _tiles_of(given)
+        given |= taken(given["block_sparse_tensors"])
     given = _with_queries(given, "k", "v")
     return prepare_attention(tensors_of(given), asked_of(given))
+
+
+def _tiles_of(given: dict) -> dict:
+    """What in_tiles makes of the lists of a question."""
+    mods, aux = functions_of(given["q"], given, given["aux_tensors"])
+    options = given | dict.fromkeys(("score_mod", "mask_mod")) | mods | {"aux_tensors": aux}
+    return in_tiles(tensors_of(given), options, contents=False)
 
 
 def _with_cache(tensors: _Tensors, given: dict):

@@ -19,6 +19,7 @@ from cute_fa4.calls.request import Choices, Where
 from cute_fa4.dtypes import is_quantized
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS, ROPE, CallTensors, axes_of_list
 from cute_fa4.sm100.blueprint.listed import LISTED_BLOCK
+from cute_fa4.sm100.blueprint.small_blocks import UNIT
 
 PLACES = ("cu_total_m_blocks", "cu_block_idx_offsets")
 
@@ -36,6 +37,11 @@ class Blocks(NamedTuple):
     full: bool = False
     packed: bool = False
     offsets: bool = False
+
+    @property
+    def are_tiles(self) -> bool:
+        """Whether the kernels have blocks of these sizes."""
+        return self.queries % LISTED_BLOCK == self.keys % LISTED_BLOCK == 0
 
     @property
     def fields(self) -> dict:
@@ -89,9 +95,9 @@ def _size(size) -> tuple[int, int]:
         raise TypeError(
             f"block_sparse_tensors.block_size: {size!r}; accepted: (queries, keys), two ints, or None"
         ) from None
-    if min(queries, keys) < 1 or queries % LISTED_BLOCK or keys % LISTED_BLOCK:
+    if min(queries, keys) < 1 or queries % UNIT or keys % UNIT:
         raise ValueError(
-            f"block_sparse_tensors.block_size: {(queries, keys)}; accepted: multiples of {LISTED_BLOCK}, such as "
+            f"block_sparse_tensors.block_size: {(queries, keys)}; accepted: multiples of {UNIT}, such as "
             f"{DEFAULT_BLOCK_SIZE}; combine smaller blocks, and hide the rest by mask_mod"
         )
     return queries, keys

@@ -52,9 +52,8 @@ def check_offsets(tensors: CallTensors) -> None:
     check_index_tensor("cu_seqlens_q", tensors.cu_seqlens_q, 1, tensors.q.device)
 
 
-def longest_of_packed_queries(tensors: CallTensors) -> int | None:
-    """Queries of the longest sequence, where the host can see offsets; None: it cannot."""
-    offsets = tensors.cu_seqlens_q
+def longest_of(offsets: torch.Tensor | None) -> int | None:
+    """Rows of the longest packed sequence, where the host can see offsets; None: it cannot."""
     if offsets is None or offsets.device.type != "cpu" or offsets.shape[0] <= 1:
         return None
     return max(0, int(offsets.diff().max()))

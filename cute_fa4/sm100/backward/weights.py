@@ -21,13 +21,14 @@ def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: 
     of, head, own = work.sequence, q_head(owner, work, place), work.row + row
     out = []
     for column in columns:
-        q_index, key = (column, own) if owner.owns_keys else (own, column)
-        q_index, key = minimum(q_index, of.length_q - 1), minimum(key, of.length_k - 1)
+        at = (column, own) if owner.owns_keys else (own, column)
+        q_index, key = minimum(at[0], of.length_q - 1), minimum(at[1], of.length_k - 1)
         q_row = q_index + (of.first_q if cfg.packed else of.index * args.sizes.seqlen_q)
         facts = q_index + of.num_keys - of.length_q, q_row, of.length_q, of.num_keys
         dtypes = tuple(dtype for dtype, _ in cfg.aux)
         indices = of.index, head, q_index, key
-        out.append((*map(Int32, indices), Aux(args.aux, dtypes, *map(Int32, facts))))
+        aux = Aux(args.aux, dtypes, *map(Int32, facts)).at(*at)
+        out.append((*map(Int32, indices), aux))
     return out
 
 

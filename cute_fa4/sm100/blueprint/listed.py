@@ -5,6 +5,7 @@ from cute_fa4.dtypes import UNQUANTIZED
 from . import bands
 
 LISTED_BLOCK = 128  # sizes are multiples of a tile
+PARTIAL, FULL = 1, 2  # kinds of blocks; 0: not listed
 PLAIN = dict(
     cache_batch_idx=False, cache_leftpad=False, pack_gqa=False, latent=False, split_keys=False, rope_depth=0,
     kv_dtype=None,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Aux:
-    """Inputs of a function other than the score and its indices."""
+    """Inputs of a function other than the score and its indices.
+
+    places   of one score: its indices before they are clamped to the sequence (expressions.PLACES)
+    """
 
     tensors: tuple
     dtypes: tuple
@@ -16,9 +19,16 @@ class Aux:
     q_row: Any
     seqlen_q: Any
     num_keys: Any
+    places: dict = field(default_factory=dict)
 
     def __getitem__(self, i):
         return self.tensors[i]
+
+    def at(self, query, key) -> Aux:
+        """The same for the score of a query and a key, which may lie beyond their sequence."""
+        from cutlass import Int32
+
+        return replace(self, places={"q_place": Int32(query), "kv_place": Int32(key)})
 
     @staticmethod
     def of(cfg, args, sequence, row) -> Aux:

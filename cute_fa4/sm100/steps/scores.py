@@ -201,11 +201,11 @@ def apply_score_functions(
     aux = Aux.of(cfg, args, work.sequence, row)
     out = []
     for column, score in enumerate(scores):
-        key = n * cfg.tiles.BN + column
+        key = place = n * cfg.tiles.BN + column
         if masked:
             key = minimum(key, work.sequence.num_keys - 1)
         indices = (work.sequence.batch, row.head, row.q_index, key)
-        where = (*(Int32(index) for index in indices), aux)
+        where = (*(Int32(index) for index in indices), aux.at(row.q_index, place))
         if cfg.score_mod is not None:
             scale = scales.times(args.scale, row.factor)
             score = cfg.score_mod.score(score * scale, *where)

@@ -89,10 +89,16 @@ def operands_of(nodes: list, number: int) -> list[list]:
     >>> operands_of([["arg", "head"], ["read", 0, {"int": 1}, 0]], 1)
     [[['const', {'int': 1}]], [['arg', 'head']]]
     """
-    values: list = []
-    for op, *args in nodes[:number]:
-        values.append(_node(op, args, values, [None] * len(values))[0])
+    values = values_of(nodes[:number])
     return [data_of(_value(arg, values)) for arg in nodes[number][2:]]
+
+
+def values_of(nodes: list) -> list:
+    """The symbol or constant of every node."""
+    values: list = []
+    for op, *args in nodes:
+        values.append(_node(op, args, values, [None] * len(values))[0])
+    return values
 
 
 def _node(op: str, args: list, values: list, slopes: list) -> tuple:

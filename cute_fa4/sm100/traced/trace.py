@@ -106,7 +106,7 @@ class Traced:
         """The same with other numbers of tensors; number_of(number) -> number. Only for an expression."""
         nodes = _renumbered(self.nodes, number_of)
         factor = None if self.factor is None else _renumbered(self.factor, number_of)
-        return Traced(self.kind, nodes, None, _reads_of(nodes, factor), factor)
+        return Traced(self.kind, nodes, None, reads_of(nodes, factor), factor)
 
     def with_factor(self, function, recorder: Recorder) -> Traced:
         """The same with a function of the caller, which multiplies its first argument, grad, by the factor.
@@ -129,7 +129,7 @@ class Traced:
                 f"backward: {name_of(function)} is not grad times a factor ({error}); accepted: grad multiplied or "
                 "divided by what does not depend on it, sums and torch.where of such, 0.0"
             ) from None
-        reads = tuple(sorted({*self.reads, *_reads_of(factor)}))
+        reads = tuple(sorted({*self.reads, *reads_of(factor)}))
         if self.nodes is None and reads:
             raise TypeError(
                 f"backward: {name_of(function)}, of a function that handles values of the compiler (cutlass) and reads "
@@ -190,7 +190,7 @@ class Traced:
         from .evaluation import evaluated
 
         named = dict(zip((*names, *expressions.FACTS), (*numbers, *facts), strict=True))
-        return evaluated(self.nodes, named, tensors)
+        return evaluated(self.nodes, named | aux.places, tensors)
 
 
 def traced(function, kind: str, recorder: Recorder | None = None) -> Traced:
@@ -264,10 +264,10 @@ def _as_expression(call, function, kind: str) -> Traced:
     if not is_right:
         raise _wrong_result(root, function, kind)
     nodes = expressions.data_of(root)
-    return Traced(kind, nodes, None, _reads_of(nodes))
+    return Traced(kind, nodes, None, reads_of(nodes))
 
 
-def _reads_of(*several: list | None) -> tuple:
+def reads_of(*several: list | None) -> tuple:
     return tuple(sorted(set().union(*(expressions.reads_of(nodes or []) for nodes in several))))
 
 

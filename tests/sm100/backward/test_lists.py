@@ -28,6 +28,7 @@ from tests.suite import turns
 TILE = 128
 # Forward kernels have both sizes of query blocks; a block of 256 is two tiles of one side.
 SIZES = {f"{q} x {k}": (q, k) for q, k in ((128, 128), (256, 128), (128, 256))}
+SMALL = {f"{n} x {m}": (n, m) for n, m in ((64, 64), (64, 128), (128, 64), (256, 64), (48, 80))}
 LENGTHS = ((260, 300), (0, 200), (130, 129), (5, 0))
 
 
@@ -136,10 +137,10 @@ def assert_right(found, call: Listed, dout, dlse, visible=None, rows=(slice(None
         assert max_error(got, wanted) <= most, name
 
 
-@pytest.mark.parametrize("size", turns.by_turns(SIZES))
+@pytest.mark.parametrize("size", turns.by_turns(SIZES | SMALL))
 def test_gradients_are_those_of_float64_within_their_roundings(size):
     """A head has no blocks, one has some, one has all. Another schedule gives the same bits."""
-    call = drawn(SIZES[size], (0.0, 0.5, 1.0))
+    call = drawn((SIZES | SMALL)[size], (0.0, 0.5, 1.0))
     found, of_results = gradients_of(call, (call.q, call.k, call.v))
     assert_right(found, call, *of_results)
     with emulator.use(mode="hostile", seed=3):
@@ -147,20 +148,23 @@ def test_gradients_are_those_of_float64_within_their_roundings(size):
     assert all(a.equal(b) for a, b in zip(found, again, strict=True))
 
 
-def test_without_a_mask_function_all_of_a_listed_block_counts():
-    call = drawn((128, 128))
+@pytest.mark.parametrize("size", (128, 64))
+def test_without_a_mask_function_all_of_a_listed_block_counts(size):
+    call = drawn((size, size))
     found, of_results = gradients_of(call, (call.q, call.k, call.v), mask_mod=None)
     everything = call.visible(lambda *places: torch.tensor(True))
     assert_right(found, call, *of_results, everything)
 
 
-@pytest.mark.parametrize(
-    "way", turns.by_turns(("packed", "padded lists", "lengths", "packed queries"))
-)
-def test_a_sequence_has_the_gradients_of_its_own_lists(way):
+STORED = ("packed", "padded lists", "lengths", "packed queries")
+
+
+@pytest.mark.parametrize("size", (128, 64))
+@pytest.mark.parametrize("way", turns.by_turns(STORED))
+def test_a_sequence_has_the_gradients_of_its_own_lists(way, size):
     """With NaN beyond padded sequences; one without queries, one without keys, one key in a second tile."""
     lengths = [(n, 300) for n, _ in LENGTHS] if way == "packed queries" else LENGTHS
-    call = drawn((128, 128), lengths=lengths)
+    call = drawn((size, size), lengths=lengths)
     tensors, given, lists = WAYS[way](call)
     found, (dout, dlse) = gradients_of(call, tensors, flash_attn_varlen_func, lists, **given)
     in_rows = [*found, dout, dlse.transpose(-1, -2)]
@@ -228,9 +232,10 @@ def test_entries_that_are_no_blocks_have_no_gradients_where_they_are_not_checked
     assert_right(found, call, *of_results)
 
 
-def test_one_graph_of_forward_and_backward():
+@pytest.mark.parametrize("size", (128, 64))
+def test_one_graph_of_forward_and_backward(size):
     """torch.compile(fullgraph=True), with the same bits."""
-    call = drawn((128, 128))
+    call = drawn((size, size))
     expected, _ = gradients_of(
         call, (call.q, call.k, call.v), mask_mod=ScoreMod.of(every_third_hidden)
     )

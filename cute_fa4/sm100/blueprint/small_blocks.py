@@ -1,0 +1,83 @@
+"""A mask_mod for blocks that are smaller than a tile: it reads which of them a row sees from an aux tensor, `kinds`.
+
+kinds is (batch or 1, heads or 1, query blocks, bytes), uint8. A byte has the kinds of four units of 16 keys, two bits
+each (listed.PARTIAL, listed.FULL), so any block of a multiple of 16 keys is a number of units:
+
+    blocks of 48 keys    0 0 0 1 | 1 1 2 2 | 2 ...      block 0 is hidden, 1 is partial, 2 is full
+    bytes                0b01000000, 0b10100101, ...    the first unit has the lowest bits
+
+The kernel passes indices that are clamped to the sequence. This function reads kinds at the place in the key tile
+instead, which is a multiple of 128 plus a constant: one load of a byte then serves 64 keys of a row. Listed key tiles
+lie within kinds, and the last byte of a row is that of its last tile.
+"""
+
+import torch
+
+from ..traced.expressions import Symbol, data_of
+from ..traced.slopes import values_of
+from ..traced.trace import MASK, Traced, reads_of
+from .listed import FULL, PARTIAL
+from .score_mods import ScoreMod, of_traced, renumbered
+
+UNIT = 16  # keys
+UNITS = 4  # of a byte
+PLACES = ("q_place", "kv_place")
+"""Arguments that only functions of this package have: q_idx and kv_idx before they are clamped to the sequence."""
+
+
+def with_kinds(mod: ScoreMod | None, number: int, queries: int) -> ScoreMod:
+    """Whether a key is in a full block of kinds, or in a partial one and shown by `mod`; None: all are full.
+
+    number: of kinds in aux, after the tensors that mod reads; queries: of a block
+    """
+    key = "" if mod is None else mod.key, number, queries
+    if key not in _made:
+        _made[key] = _with_kinds(counted_from_first(mod, number), number, queries)
+    return _made[key]
+
+
+_made: dict[tuple, ScoreMod] = {}
+
+
+def _with_kinds(mod: ScoreMod | None, number: int, queries: int) -> ScoreMod:
+    nodes = None if mod is None else _nodes_of(mod, queries)
+    unit = (Symbol("arg", ("kv_place",), "int") >> _log2(UNIT)) & (UNITS - 1)
+    of_block = _byte(number, queries) >> (unit * 2)
+    shown = (of_block & FULL) != 0
+    if nodes is not None:
+        root = values_of(nodes)[-1]
+        shown = shown | (((of_block & PARTIAL) != 0) & root)
+    nodes = data_of(shown)
+    return of_traced(Traced(MASK, nodes, None, reads_of(nodes)), "" if mod is None else mod.label)
+
+
+def _nodes_of(mod: ScoreMod, queries: int) -> list:
+    nodes = mod.function.nodes if isinstance(mod.function, Traced) else None
+    if nodes is None:
+        raise NotImplementedError(
+            f"mask_mod: {mod.name} handles values of the compiler (cutlass) beside blocks of {queries} queries; "
+            "accepted: functions of operators and functions of torch, or a block_size of multiples of 128"
+        )
+    return nodes
+
+
+def _byte(number: int, queries: int):
+    q_place, kv_place, batch, head = (
+        Symbol("arg", (name,), "int") for name in (*PLACES, "batch", "head")
+    )
+    # Shifts: the compiler then sees that keys of a byte have one address.
+    row = q_place >> _log2(queries) if queries & (queries - 1) == 0 else q_place // queries
+    of_dims = zip((batch, head, row), range(3), strict=True)
+    at = [torch.minimum(i, Symbol("size", (number, dim), "int") - 1) for i, dim in of_dims]
+    return Symbol("read", (number, *at, kv_place >> _log2(UNIT * UNITS)), "int")
+
+
+def _log2(number: int) -> int:
+    return number.bit_length() - 1
+
+
+def counted_from_first(mod: ScoreMod | None, given: int) -> ScoreMod | None:
+    """The same where aux[-1] is the last of `given` aux tensors, to which others may be added."""
+    if mod is None:
+        return None
+    return renumbered(mod, lambda number: number + given if number < 0 else number)

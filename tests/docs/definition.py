@@ -39,6 +39,8 @@ def attend(
 ):  # fmt: skip
     """Each sequence separately."""
     assert split is descales is blocks is None and (in_cache is None or len(in_cache) == 1)
+    if config.kv_dtype is not None:
+        k, v = (x.to(q.dtype) for x in (k, v))
     if rope is not None:  # shared columns, after those of each head
         if config.mixes_rope:
             q, k, v = (
@@ -46,7 +48,7 @@ def attend(
                 k.to(rope[0].dtype),
                 v.to(rope[0].dtype),
             )
-        k = torch.cat([k, rope[0].expand(*k.shape[:-1], -1)], dim=-1)
+        k = torch.cat([k, rope[0].to(k.dtype).expand(*k.shape[:-1], -1)], dim=-1)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     for b in range(batch):
         rows, lse_rows = _rows(b, q, cu_seqlens_q)

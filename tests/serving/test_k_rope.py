@@ -259,9 +259,18 @@ def test_capabilities_and_operators_know_it():
     ]
 
 
-@pytest.mark.parametrize("dtype, rope_depth", [("bf16", 0), ("bf16", 64), ("e4m3", 64)])
+@pytest.mark.parametrize(
+    "dtype, kv_dtype, rope_depth, rope_dtype",
+    [
+        ("bf16", None, 0, None),
+        ("bf16", None, 64, None),
+        ("e4m3", None, 64, "bf16"),
+        ("bf16", "e4m3", 64, None),
+        ("bf16", "e4m3", 64, "bf16"),
+    ],
+)
 def test_a_loaded_kernel_is_tried_with_v_of_its_depth_and_with_k_rope(
-    dtype, rope_depth, monkeypatch
+    dtype, kv_dtype, rope_depth, rope_dtype, monkeypatch
 ):
     """What python -m cute_fa4 check calls it with; kernels are replaced by the definition."""
     asked = []
@@ -273,7 +282,7 @@ def test_a_loaded_kernel_is_tried_with_v_of_its_depth_and_with_k_rope(
     monkeypatch.setattr(compile_cache, "function_for", function_for)
     config = choose_config(
         qkv_dtype=dtype, head_dim=192, head_dim_v=128, causal=True, q_layout="packed", kv_layout="packed",
-        rope_depth=rope_depth, rope_dtype=None if dtype == "bf16" else "bf16",
+        rope_depth=rope_depth, rope_dtype=rope_dtype, kv_dtype=kv_dtype, family=kv_dtype and "mhawidewiden",
     )  # fmt: skip
     error, allowed = trials._attention(config, "cpu", False)
     assert error <= allowed and asked == [config]

@@ -32,8 +32,8 @@ OPTIONS = {
     "mask": ("causal", "window or chunked"),
     "storage": ("dense", "packed", 16, 5),  # 5: rows gathered by fours
     "group": (1, 4),  # heads alone, and sharing a tile
-    # units of K and V: 2 1, 2 2, 2 1 of which the last have up to 64 columns, 2 2 of which V's last has
-    "tensors": ((E4M3, 192, 128), (E4M3, 256, 256), (E5M2, 144, 48), (E4M3, 208, 160)),
+    # units of K and V: 2 1, 2 2, 2 2; the last ones of 192 and 160 have up to 64 columns
+    "tensors": ((E4M3, 192, 128), (E4M3, 256, 256), (E5M2, 208, 160)),
     "dtype": (torch.bfloat16, torch.float16),
     "parts": (1, 3),
     "sink": (False, True),

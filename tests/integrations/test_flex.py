@@ -126,8 +126,8 @@ REFUSED = {
     "heads": (dict(key=X[:, :1], value=X[:, :1]), ValueError, "key: 1 heads while query has 2.*enable_gqa"),
     "lengths": (dict(query=X[:, :, :100], block_mask=CAUSAL), ValueError, "block_mask: of 128 queries.*100 and 128"),
     "small blocks": (
-        dict(block_mask=create_block_mask(MASKS["causal"], None, None, 128, 128, device="cpu", BLOCK_SIZE=64)),
-        ValueError, "block_size: .64, 64.; accepted: multiples of 128",
+        dict(block_mask=create_block_mask(MASKS["causal"], None, None, 128, 128, device="cpu", BLOCK_SIZE=40)),
+        ValueError, "block_size: .40, 40.; accepted: multiples of 16",
     ),
     "no mask": (dict(block_mask=X), TypeError, "mask: a Tensor; accepted"),
     "options": (dict(kernel_options={"BLOCK_M": 64}), NotImplementedError, "kernel_options"),

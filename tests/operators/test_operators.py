@@ -252,10 +252,16 @@ REFUSED = {
             block_sparse_tensors=problems.lists(True)._replace(cu_block_idx_offsets=None),
         ),
     ),
-    "lists of half blocks": (
+    "lists of half units": (
         flash_attn_func,
         with_options(
-            problems.dense, block_sparse_tensors=problems.lists()._replace(block_size=(64, 64))
+            problems.dense, block_sparse_tensors=problems.lists()._replace(block_size=(72, 64))
+        ),
+    ),
+    "too few lists of small blocks": (
+        flash_attn_func,
+        with_options(
+            problems.dense, block_sparse_tensors=problems.lists()._replace(block_size=(16, 64))
         ),
     ),
     "k without v": (flash_attn_with_kvcache, with_options(problems.decode, v=None)),

@@ -263,12 +263,12 @@ def judged_rows(warps: WarpRoles, judge: str = "softmax") -> tuple[Barrier, ...]
 def changed_rows(
     rows: tuple[Barrier, ...],
     fields: Mapping[str, Mapping] = {},
-    behind: Mapping[str, tuple[Barrier, ...]] = {},
+    after: Mapping[str, tuple[Barrier, ...]] = {},
 ) -> tuple[Barrier, ...]:
     """Rows of another family, with changed fields in some and more rows after some; a row's name selects both.
 
-    >>> behind = {"kv_full": judged_rows(WarpRoles())}
-    >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "dequantize"}}, behind)
+    >>> after = {"kv_full": judged_rows(WarpRoles())}
+    >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "dequantize"}}, after)
     >>> [(row.name, row.awaited_by) for row in ring]
     [('kv_full', 'dequantize'), ('work_judged', 'load'), ('kv_empty', 'load')]
 
@@ -279,12 +279,12 @@ def changed_rows(
     KeyError: "no barrier 'kv_ful': there are kv_full, kv_empty"
     """
     names = [row.name for row in rows]
-    for name in (*fields, *behind):
+    for name in (*fields, *after):
         if name not in names:
             raise KeyError(f"no barrier {name!r}: there are {', '.join(names)}")
     out = []
     for row in rows:
-        out += (replace(row, **fields.get(row.name, {})), *behind.get(row.name, ()))
+        out += (replace(row, **fields.get(row.name, {})), *after.get(row.name, ()))
     return tuple(out)
 
 

@@ -61,7 +61,7 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     }
     free = "S is made; with P in the slot: P has been read"
     rope = rope_rows(announced_bytes("load"), free)
-    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": rope})
+    return changed_rows(swapped.rows(warps), changed, after={"kv_empty": rope})
 
 
 def rope_rows(loaded: Arrivals, made: str) -> tuple[Barrier, ...]:

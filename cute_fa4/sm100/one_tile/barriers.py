@@ -33,7 +33,7 @@ kind_done  1       mma 1 (commit)  mma         the MMAs into S so far are done
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
-s_ready       the next S is issued behind P V, which waits for P, stored after this S was read
+s_ready       the next S is issued after P V, which waits for P, stored after this S was read
 row_scale     the next factor follows p_ready of this tile, the sums wait for p_ready of the last tile
 p_ready       the next S, and so the next P, is issued after this wait
 p_last        as p_ready
@@ -93,7 +93,7 @@ def rows(warps: WarpRoles, with_scales: bool = False) -> tuple[Barrier, ...]:
             (mma,),
             "softmax",
             "S is made, and P V before it",
-            "the next S is issued behind P V, which waits for P, stored after this S was read",
+            "the next S is issued after P V, which waits for P, stored after this S was read",
         ),
         Barrier(
             "row_scale",

@@ -22,7 +22,7 @@ A slot of the ring holds a unit of 64 columns of K or V.
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
-s_ready       S of the tile after next is made behind P V of this one, which waits for P
+s_ready       S of the tile after next is made after P V of this one, which waits for P
 row_scale     the one after next follows S of two tiles on, the sums wait for p_ready of the last tile
 p_ready       P of the tile after next follows its S, which is issued after this wait
 p_last        as p_ready
@@ -86,7 +86,7 @@ def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
             (mma,),
             "softmax",
             "S is made",
-            "S of the tile after next is made behind P V of this one, which waits for P",
+            "S of the tile after next is made after P V of this one, which waits for P",
         ),
         Barrier(
             "row_scale",
@@ -130,4 +130,4 @@ def dequantizing_rows(
         "work_ready": {"awaited_by": "all others"},
         "work_read": {"raised_by": (Arrivals("all others", readers),)},
     }
-    return changed_rows(rows(warps), changed, behind={"pv_done": (raw,)})
+    return changed_rows(rows(warps), changed, after={"pv_done": (raw,)})

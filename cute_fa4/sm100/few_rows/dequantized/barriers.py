@@ -72,7 +72,7 @@ def rows(warps: DequantizedWarpRoles) -> tuple[Barrier, ...]:
         **of_queue(warps),
     }
     return changed_rows(
-        swapped.rows(warps), changed, behind={"kv_empty": _of_dequantized(dequantize)}
+        swapped.rows(warps), changed, after={"kv_empty": _of_dequantized(dequantize)}
     )
 
 

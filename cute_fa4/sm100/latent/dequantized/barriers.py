@@ -80,7 +80,7 @@ def rows(warps: RowsWarpRoles, dequantizes_rope: bool) -> tuple[Barrier, ...]:
         changed["rope_full"] = {"raised_by": (dequantize,)}
         changed["rope_empty"] |= {"awaited_by": "dequantize"}
     return changed_rows(
-        latent.rows(warps), changed, behind={"rope_empty": _of_dequantized(dequantize)}
+        latent.rows(warps), changed, after={"rope_empty": _of_dequantized(dequantize)}
     )
 
 

@@ -59,4 +59,4 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
         "kv_full": {"raised_by": loaded, "means": "a unit of K or V is ready"},
     }
     rope = rope_rows(*loaded, "S is made")
-    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": rope})
+    return changed_rows(swapped.rows(warps), changed, after={"kv_empty": rope})

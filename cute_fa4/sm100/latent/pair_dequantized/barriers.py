@@ -77,15 +77,13 @@ def rows(warps: RowsPairWarpRoles, dequantizes_rope: bool) -> tuple[Barrier, ...
         "pv_done": {"means": "O is complete so far, P is read"},
         **of_queue(warps),
     }
-    behind = {
-        "kv_empty": _of_stored(read, "stored", STORED_SLOT, "a unit is ready as it is stored")
-    }
+    after = {"kv_empty": _of_stored(read, "stored", STORED_SLOT, "a unit is ready as it is stored")}
     if dequantizes_rope:
         changed["rope_full"] = {"raised_by": wide}
         changed["rope_empty"] = {"awaited_by": "dequantize"}
         there = "rotary columns are ready as they are stored"
-        behind["rope_empty"] = _of_stored(read, "stored_rope", ROPE_SLOT, there)
-    return changed_rows(pair.rows(warps), changed, behind=behind)
+        after["rope_empty"] = _of_stored(read, "stored_rope", ROPE_SLOT, there)
+    return changed_rows(pair.rows(warps), changed, after=after)
 
 
 def _of_stored(read: Arrivals, ring: str, slot: str, there: str) -> tuple[Barrier, ...]:

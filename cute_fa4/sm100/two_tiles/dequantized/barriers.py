@@ -51,5 +51,5 @@ def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
         "work_ready": {"awaited_by": ready.awaited_by},
         "work_read": {"raised_by": read.raised_by},
     }
-    behind = {"o_ready": (raw_row(),)}
-    return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, behind=behind)
+    after = {"o_ready": (raw_row(),)}
+    return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, after=after)

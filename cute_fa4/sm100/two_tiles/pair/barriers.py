@@ -51,4 +51,4 @@ def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, judged: bool = False) -
 def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
     of_both = tuple(map(of_pair, of_one_cta.rows(warps)))
-    return (*changed_rows(of_both, behind={"p_last": (factor_read(warps),)}), claim_read())
+    return (*changed_rows(of_both, after={"p_last": (factor_read(warps),)}), claim_read())

@@ -21,7 +21,7 @@ the ring holds a unit of 64 columns of K or V.
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
-s_ready       S of the tile after next is made behind P V of this one, which waits for P
+s_ready       S of the tile after next is made after P V of this one, which waits for P
 row_scale     the one after next follows S of two tiles on, the sums wait for p_ready of the last tile
 p_ready       P of the tile after next follows its S, which is issued after this wait
 p_last        as p_ready

@@ -38,4 +38,4 @@ def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
     read = replace(factor_read(warps), per=S_BUFFER)
     of_both = tuple(map(of_pair, of_one_cta.rows(warps)))
-    return (*changed_rows(of_both, behind={"p_last": (read,)}), claim_read())
+    return (*changed_rows(of_both, after={"p_last": (read,)}), claim_read())

@@ -134,20 +134,11 @@ def flash_mla_with_kvcache(
 
     Raises the errors of flash_attn_func.
     """
-    if attn_sink is not None:
-        sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
-        given = dict(
-            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
-            num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
-            indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
-            tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
-            learnable_sink=sink, q_quantize=q_quantize, extra_k_cache=extra_k_cache,
-            extra_indices_in_kvcache=extra_indices_in_kvcache, extra_topk_length=extra_topk_length,
-        )  # fmt: skip
-        found, lse = _called_as({"learnable_sink": "attn_sink"}, given)
-        return found, without_sink(lse, sink)
-    extra = extra_k_cache, extra_indices_in_kvcache, extra_topk_length
-    if not (extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
+    extra = dict(
+        zip(EXTRA, (extra_k_cache, extra_indices_in_kvcache, extra_topk_length), strict=True)
+    )
+    has_extra = any(tensor is not None for tensor in extra.values())
+    if attn_sink is not None or has_extra:
         given = dict(
             q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
             num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
@@ -155,7 +146,12 @@ def flash_mla_with_kvcache(
             tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace,
             learnable_sink=learnable_sink, q_quantize=q_quantize,
         )  # fmt: skip
-        return _over_two_caches(given, extra, out)
+        if attn_sink is None:
+            return _over_two_caches(given, extra, out)
+        sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
+        given |= {"learnable_sink": sink, "out": out} | {EXTRA[name]: extra[name] for name in EXTRA}
+        found, lse = called_as({"learnable_sink": "attn_sink"}, given)
+        return found, without_sink(lse, sink)
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
     if head_dim_v != LATENT_DEPTHS[1]:
@@ -256,14 +252,13 @@ EXTRA = {
 }
 
 
-def _over_two_caches(given: dict, extra: tuple, out) -> tuple[torch.Tensor, torch.Tensor]:
+def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, torch.Tensor]:
     """The call over its cache, and over a second one whose keys are listed, too.
 
-    given: arguments by name. extra: those of the second cache, in the order of EXTRA. out: of the call, or None
+    given: arguments by name. second: those of the other cache, by the names in EXTRA. out: of the call, or None
     """
     from cute_fa4.operators import routes
 
-    second = dict(zip(EXTRA, extra, strict=True))
     for name in ("k_cache", "indices"):
         if second[name] is None:
             lacks = next(EXTRA[other] for other in EXTRA if second[other] is not None)
@@ -282,13 +277,13 @@ def _over_two_caches(given: dict, extra: tuple, out) -> tuple[torch.Tensor, torc
             "each sequence, of both caches"
         )
     first = flash_mla_with_kvcache(**given)
-    found = first, _called_as(EXTRA, given | second | {"learnable_sink": None})
+    found = first, called_as(EXTRA, given | second | {"learnable_sink": None})
     outs, lses = map(torch.stack, zip(*found, strict=True))
     merged, lse = routes.merged(outs, lses, None if out is None else out.dtype)
     return merged if out is None else out.copy_(merged), lse
 
 
-def _called_as(names: dict, given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def called_as(names: dict, given: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """The call; refusals have the caller's names for its parameters."""
     if is_dynamo_compiling():
         return flash_mla_with_kvcache(**given)

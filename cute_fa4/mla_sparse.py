@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls.operands.tensors import WIDE, check_is_tensor, check_rank
-from cute_fa4.mla import flash_mla_with_kvcache
+from cute_fa4.mla import called_as
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS
-from cute_fa4.system.messages import named_as
 
 __all__ = ["flash_mla_sparse_fwd"]
 
@@ -76,11 +74,7 @@ def flash_mla_sparse_fwd(
         q=q.unsqueeze(1), k_cache=kv.unsqueeze(1), block_table=None, cache_seqlens=None, head_dim_v=d_v,
         softmax_scale=sm_scale, indices=indices, attn_sink=attn_sink, topk_length=topk_length, **options,
     )  # fmt: skip
-    if is_dynamo_compiling():
-        out, lse = flash_mla_with_kvcache(**call)
-    else:
-        with named_as(NAMES):
-            out, lse = flash_mla_with_kvcache(**call)
+    out, lse = called_as(NAMES, call)
     largest = None
     if return_max_logits:
         largest = _largest_scores(q, kv, indices.squeeze(1), topk_length, sm_scale)

@@ -43,15 +43,16 @@ def with_lists_of_tiles(tensors: CallTensors, asked: tuple, given: dict) -> tupl
     lists = given.get("block_sparse_tensors")
     if lists is None:
         return tensors, asked, given
+    found = taken(lists)
+    if found["block_sparse_tensors"].are_tiles:
+        return *with_lists(tensors, asked, found), given
     window_size, numbers, choices = asked
     options = Numbers(*numbers)._asdict() | Choices(*choices)._asdict() | given
     options["aux_tensors"] = tensors.aux_tensors
     made = in_tiles(tensors, options, contents=not is_traced(tensors.q))
-    if made:
-        tensors = tensors._replace(aux_tensors=made.pop("aux_tensors"))
-        asked = window_size, numbers, tuple(Choices(*choices)._replace(**made))
-        given = given | made
-    return *with_lists(tensors, asked, given["block_sparse_tensors"]), given
+    tensors = tensors._replace(aux_tensors=made.pop("aux_tensors"))
+    asked = window_size, numbers, tuple(Choices(*choices)._replace(**made))
+    return *with_lists(tensors, asked, taken(made["block_sparse_tensors"])), given | made
 
 
 def in_tiles(tensors: CallTensors, options: Mapping, contents: bool) -> dict:
@@ -144,9 +145,8 @@ def _keys(tensors: CallTensors, where: Where, contents: bool) -> Side:
 
 def _tiles(kinds: torch.Tensor, tile: tuple, block: tuple, rows: tuple) -> torch.Tensor:
     """Kinds of tiles: FULL where all of their blocks are, absent where none is listed."""
-    both = torch.stack(
-        (kinds, FULL - kinds)
-    )  # the greatest of each: whether one is listed, whether one is not full
+    # The greatest of each says whether one is listed, and whether one is not full.
+    both = torch.stack((kinds, FULL - kinds))
     for dim, *sizes in zip((3, 4), tile, block, rows, strict=True):
         both = _greatest(both, dim, *sizes)
     some, rest = both.unbind()

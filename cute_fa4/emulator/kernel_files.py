@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cute_fa4.emulator.host import ptx_files
+from cute_fa4.emulator.host import device, ptx_files
 
 SUFFIXES = (".ptx", ".cu")
 _TYPES = {f"{letter}{bits}": np.dtype(f"{kind}{bits // 8}")
@@ -61,10 +61,8 @@ class Argument:
                 self._array(_filled(text, kind, *rest, generator), kind)
 
     def _array(self, array, kind):
-        # Aligned to 256 bytes, like CUDA's allocations.
-        memory = np.empty(array.nbytes + 256, np.uint8)
-        start = -memory.ctypes.data % 256
-        self.value = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        _, memory = device.allocated(array.nbytes, self.text)
+        self.value = memory.view(array.dtype).reshape(array.shape)
         self.value[...] = array
         self.kind, self.before = kind, array
 

@@ -75,15 +75,12 @@ def of_operator(call: Mapping) -> Blocks | None:
     return _blocks_of(found, _size(call["block_size"] or None))
 
 
-def with_lists(tensors: CallTensors, asked: tuple, lists) -> tuple:
-    """-> (tensors, asked) of a call with these block_sparse_tensors, or None. asked: as repeat.attend takes it."""
-    if lists is None:
-        return tensors, asked
-    found = taken(lists)
-    sizes = {"block_sparse_tensors": found.pop("block_sparse_tensors")}
+def with_lists(tensors: CallTensors, asked: tuple, found: dict) -> tuple:
+    """-> (tensors, asked) of a call with lists. asked: as repeat.attend takes it; found: from `taken`."""
+    sizes = {"block_sparse_tensors": found["block_sparse_tensors"]}
     window_size, numbers, choices = asked
     asked = window_size, numbers, tuple(Choices(*choices)._replace(**sizes))
-    return tensors._replace(**found), asked
+    return tensors._replace(**{name: found[name] for name in NAMES[BLOCKS]}), asked
 
 
 def _size(size) -> tuple[int, int]:

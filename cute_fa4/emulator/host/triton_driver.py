@@ -17,9 +17,8 @@ import numpy as np
 from cute_fa4.emulator.host import device, host_binding, ptx_files, tensor_maps
 from cute_fa4.emulator.ptx.errors import EmulatorError
 
-_PROMOTION = (
-    2  # of the tensor maps that Triton's own driver makes: CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-)
+# CU_TENSOR_MAP_L2_PROMOTION_L2_128B, which Triton's own driver gives its tensor maps.
+_PROMOTION = 2
 _PROPERTIES = {
     "max_shared_mem": 97, "max_num_regs": 82, "multiprocessor_count": 16, "warpSize": 10,
 }  # fmt: skip

@@ -82,9 +82,8 @@ from .rows_of_tiles import (
     tile_for,
 )
 
-DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[
-    -1
-]  # of q of 16 bits over k of 8 where a slot holds whole rows; beyond: units
+# Head dim of 16-bit q over 8-bit k up to which a slot holds whole rows of k; beyond it, units of columns.
+DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[-1]
 SPAN = 64  # columns of 16 bits in a line of shared memory
 # Numbers of queries that yield every answer: each number of few rows, and full tiles and CTAs.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)

@@ -4,6 +4,7 @@ pytest --seeds 4     attention tests under four emulator schedules instead of tw
 pytest -m sweep      the full products of which plain pytest runs pairs (tests/suite/sweep.py): --shard, --resume
 pytest --cold        without the kernels that earlier runs of these sources have compiled (tests/suite/kernels.py)
 pytest --turn N      the part of rotating lists (planted defects) that the N-th commit runs (tests/suite/turns.py)
+pytest --all-turns   expensive tests in full, of which a run of the whole suite takes a part (tests/suite/rotation.py)
 pytest --since REV   the tests that the changes since a commit can reach (tests/suite/since.py)
 pytest --gpu         also what needs a GPU; attention runs on it where it has compute capability 10
 """
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.suite import turns
+from tests.suite import rotation, turns
 from tests.suite.collector import CollectorPlugin
 from tests.suite.cores import one_thread
 from tests.suite.costs import CostsPlugin
@@ -35,6 +36,7 @@ def pytest_addoption(parser):
         help="run attention tests under N emulator schedules: in order, hostile, then random seeds",
     )
     add_options(parser)
+    rotation.add_options(parser)
     parser.addoption(
         "--cold", action="store_true", help="compile every kernel, also those of earlier runs"
     )
@@ -57,6 +59,7 @@ def pytest_configure(config):
     remember_places()
     forget_contexts()
     config.pluginmanager.register(SweepPlugin(config))
+    config.pluginmanager.register(rotation.RotationPlugin(config))
     if config.getoption("--since"):
         config.pluginmanager.register(SincePlugin(config.getoption("--since")))
     kernels = getattr(config, "workerinput", {}).get("kernels")

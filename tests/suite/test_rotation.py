@@ -1,0 +1,116 @@
+"""A run of the whole suite takes a part of what is expensive; successive commits take all of it."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.emulator.mutations import quick
+from tests.suite import rotation, turns
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFTEST = """
+from pathlib import Path
+
+from tests.emulator.mutations import quick
+from tests.suite import rotation, turns
+
+turns.chosen = 0
+rotation.FILE = Path("costs.json")
+pytest_addoption = rotation.add_options
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "sweep: unused")
+    config.pluginmanager.register(rotation.RotationPlugin(config))
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("n", range(6))
+def test_dear(n): pass
+
+def test_cheap(): pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Six cases that cost 12 seconds together, and a cheap one; a function that runs pytest there."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
+    (tmp_path / "costs.json").write_text(json.dumps({"test_it.py::test_dear": 2.0}))
+
+    def run(*options):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("test_it.py", "-n", "1"), ("-k", "test"), ("--all-turns",)],
+    ids=" ".join,
+)
+def test_whoever_chooses_tests_gets_all_their_cases(project, options):
+    """--since, too; it needs a repository (test_since.py)."""
+    assert "7 passed" in project(*options)
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "with a worker"])
+def test_a_run_of_the_whole_suite_takes_a_part_and_records_it(project, options, tmp_path):
+    """In truth nothing costs two seconds here, so afterwards nothing has to take turns."""
+    assert "2 passed" in project("--record-costs", *options)
+    assert json.loads((tmp_path / "costs.json").read_text()) == {}
+
+
+def test_costs_count_the_cases_that_a_run_left_out():
+    """A case of 0.5 s that stands for six costs 3 s; functions that did not run keep what they had."""
+    old = {"a::x": 1.0, "a::y": 4.0, "a::z": 9.0}
+    ran, collected = Counter({"a::x": 1, "a::y": 2}), Counter({"a::x": 6, "a::y": 2, "a::z": 1})
+    new = rotation.updated(old, Counter({"a::x": 0.5, "a::y": 0.5}), ran, collected)
+    assert new == {"a::x": 0.5, "a::z": 9.0}
+
+
+@pytest.mark.parametrize("inner", [1, turns.OF_CASES, quick.OF_PTX, quick.OF_SOURCES])
+@pytest.mark.parametrize("commits", range(1, rotation.MOST + 1))
+@pytest.mark.parametrize("number", [1, 12, 37], ids=lambda n: f"{n} cases")
+def test_successive_commits_run_every_case(inner, commits, number, monkeypatch):
+    """Also of lists that have been dealt to `inner` commits before. Where there are cases enough, each runs some."""
+    names = [f"t.py::test_x[{n}]" for n in range(number)]
+    left = set(names)
+    for turn in range(1000, 1000 + rotation.DEALT * commits):
+        monkeypatch.setattr(turns, "chosen", turn)
+        here = [name for n, name in enumerate(names) if turns.taken(n, inner)]
+        cost = rotation.SECONDS * commits / max(1, len(here))
+        taken = rotation.part_of(here, {"t.py::test_x": cost})
+        assert taken or len(here) < commits
+        left -= taken
+    assert not left
+
+
+def test_functions_of_one_case_do_not_all_wait_for_one_commit(monkeypatch):
+    monkeypatch.setattr(turns, "chosen", 0)
+    names = [f"t.py::test_{n}" for n in range(600)]
+    taken = rotation.part_of(names, dict.fromkeys(names, 1000.0))
+    assert 50 < len(taken) < 150  # a sixth is 100
+
+
+def test_the_record_names_functions_that_exist():
+    """A renamed function needs a record under its new name: --record-costs."""
+    for function in rotation.recorded():
+        file, _, name = function.partition("::")
+        assert f"def {name.rpartition('::')[2]}(" in (ROOT / file).read_text(), function

@@ -73,7 +73,7 @@ def resolve(
         mask=bound,
         score_mod=composed(_cap(softcap), mods.get("score_mod")),
         mask_mod=mods.get("mask_mod"),
-        aux=checked_aux(aux_tensors, q.device, bool(mods), gradients),
+        aux=checked_aux(aux_tensors, q.device, len(mods) > 0, gradients),
         sink=check_sink(learnable_sink, q, gradients),
         pack_gqa=pack_gqa,
         num_splits=num_splits,

@@ -214,7 +214,8 @@ def _local(name: str, value: Any, cuts: dict, roles: list, mesh, is_written: boo
                 f"{name}: written, with placements {value.placements}; accepted here: {tuple(needed)}; a tensor that "
                 "is written keeps its placements"
             )
-        value = value.redistribute(mesh, needed)
+        # Below autograd. Without detach(), a nested autograd function of torch 2.11 calls detach_, which DTensors lack.
+        value = value.detach().redistribute(mesh, needed)
     return value.to_local()
 
 

@@ -41,7 +41,7 @@ from cute_fa4.calls.operands.latent_rows import (
     rows_from,
     rows_of,
 )
-from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, check_rank
+from cute_fa4.calls.operands.tensors import OUT_OF, check_is_tensor, check_place, check_rank
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
@@ -118,9 +118,10 @@ def flash_mla_with_kvcache(
                     anything. None: all up to the last key of the list, found on the device
     extra_k_cache, extra_indices_in_kvcache, extra_topk_length   a second cache, and as indices and topk_length the keys
                     that each query also sees, in that cache: a window and a compressed cache, for example. A call for
-                    each cache, whose results are merged by their log-sum-exps; each is rounded before. descale_k has
+                    each cache, whose float32 results are merged by their log-sum-exps and rounded once. descale_k has
                     scales of both caches, none of them per row. None: one cache
-    tokens_per_split, batch_invariant, workspace, out   as in flash_attn_varlen_func
+    tokens_per_split, batch_invariant, workspace   as in flash_attn_varlen_func
+    out             as in flash_attn_varlen_func, or of float32: the result is not rounded
     learnable_sink  (heads,), float32, bf16 or fp16: one logit per head that takes weight but has no value, in natural
                     units, independent of softmax_scale
     q_quantize      for a 16-bit q over a float8 k_cache of 576 columns. "never": q stays unchanged, and the kernel
@@ -270,16 +271,25 @@ def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, torc
             "extra_k_cache: given without indices; accepted: indices, the keys of k_cache that each query sees"
         )
     check_is_tensor("q", given["q"])
+    check_rank("q", given["q"])
     check_is_tensor("k_cache", given["k_cache"])
     if is_by_row(given["descale_k"], given["k_cache"], given["q"].shape[0]):
         raise ValueError(
             f"descale_k: shape {tuple(given['descale_k'].shape)} with extra_k_cache; accepted: one number, or one for "
             "each sequence, of both caches"
         )
-    first = flash_mla_with_kvcache(**given)
-    found = first, called_as(EXTRA, given | second | {"learnable_sink": None})
-    outs, lses = map(torch.stack, zip(*found, strict=True))
-    merged, lse = routes.merged(outs, lses, None if out is None else out.dtype)
+    (q,) = autocast.cast(given["q"])
+    # Parts are not rounded. Like q, for its placements where it is a DTensor.
+    outs = torch.empty_like(
+        q[..., : LATENT_DEPTHS[1]].expand(2, *(-1,) * q.dim()),
+        dtype=torch.float32,
+        memory_format=torch.contiguous_format,
+    )
+    _, of_first = flash_mla_with_kvcache(**given | {"out": outs[0]})
+    second |= {"learnable_sink": None, "out": outs[1]}
+    _, of_second = called_as(EXTRA, given | second)
+    dtype = OUT_OF[q.dtype] if out is None else out.dtype
+    merged, lse = routes.merged(outs, torch.stack((of_first, of_second)), dtype)
     return merged if out is None else out.copy_(merged), lse
 
 

@@ -93,7 +93,8 @@ def latent(
         problem = shared | latent | {"mask": mask, "page_size": page}
         for kernel in kernels(problem, invariant=invariant):
             config, early = config_for(**problem | kernel.choices), shared["dependent_launch"]
-            found += every_launch(config, dependent_launch=early)
+            for in_float32 in (False, True):  # results of two caches are merged
+                found += every_launch(config, in_float32, dependent_launch=early)
     return found
 
 

@@ -49,8 +49,9 @@ def plan_attention(
 ) -> Callable:
     """Prepare a checked call up to its launch. Every refusal is raised here; the result launches.
 
-    given: the tensors of the caller, of which those of `where` are views. in_float32: out is not rounded to the dtype
-    of q, because it will be merged; with return_lse, without `out` and without a sink, which would count twice.
+    given: the tensors of the caller, of which those of `where` are views. in_float32: out, of float32 if given, is not
+    rounded to the dtype of q, because it will be merged; with return_lse, and with a sink for at most one of the
+    results that are merged.
 
     A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
     placeholders made here.
@@ -201,6 +202,11 @@ def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
     return OUT_OF.get(q.dtype, q.dtype)
 
 
+def is_float32(out) -> bool:
+    """Whether the caller's out takes a result that is not rounded."""
+    return out is not None and out.dtype is torch.float32
+
+
 def _lengths_of(where: Where) -> dict:
     """Configuration fields for the lengths and pages of a call."""
     given = (name for name in NAMES[LENGTHS] if getattr(where.tensors, name) is not None)
@@ -220,7 +226,7 @@ def config_of(
         **kernel.choices,
         **dtypes,
         qkv_dtype=DTYPE_NAMES[q.dtype],
-        o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
+        o_dtype=DTYPE_NAMES[dtype_of_out(q, None if is_float32(out) else out)],
         descales=Scales() if options.scales is None else options.scales.said,
         head_dim=head_dim_of(q, options),
         head_dim_v=columns_of(v),

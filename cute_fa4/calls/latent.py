@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from cute_fa4.calls.attention import is_float32
 from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.calls.prepare import prepare_attention
+from cute_fa4.calls.request import Choices
 from cute_fa4.operands import CallTensors, tensors_of
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
@@ -208,7 +210,10 @@ def _numbered(table, cache):
 
 
 def prepare_latent_attention(tensors: CallTensors, asked: tuple) -> Callable:
-    """As prepare_attention; refusals name the parameters of the latent call."""
+    """As prepare_attention; refusals name the parameters of the latent call. With out of float32 nothing is rounded."""
+    if is_float32(tensors.out):
+        window_size, numbers, choices = asked
+        asked = window_size, numbers, Choices(*choices)._replace(in_float32=True)
     with names():
         return prepare_attention(tensors, asked)
 

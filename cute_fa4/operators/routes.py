@@ -24,7 +24,7 @@ from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.small_blocks import tiles_of, without_checks
 from cute_fa4.calls.split_keys import merge as parts
-from cute_fa4.operands import BLOCKS, NAMES, OFFSETS_OF_QUERIES, SCALES, tensors_of
+from cute_fa4.operands import BLOCKS, NAMES, OFFSETS_OF_QUERIES, ROWS, SCALES, tensors_of
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
 from cute_fa4.operators.gradients import through_transforms
@@ -109,7 +109,7 @@ def latent(given: dict):
     )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
-    return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options), given)
+    return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options, latent=True), given)
 
 
 def merged(outs: torch.Tensor, lses: torch.Tensor, dtype):
@@ -235,9 +235,10 @@ def _counted_from_first(key: str, given: int) -> str:
     return "" if mod is None else remember(mod).key
 
 
-def _options(given: dict, differentiable: bool = False, blocks=None) -> dict:
+def _options(given: dict, differentiable: bool = False, blocks=None, latent=False) -> dict:
     """causal, window_size, mask, softcap, ... -> the options that every operator has."""
-    check_tensors(given["q"], given["k"], given["v"], given["out"], gradients=differentiable)
+    q, k, v, out = (given[name] for name in NAMES[ROWS])
+    check_tensors(q, k, v, out, differentiable, latent)
     for name in ("score_mod", "mask_mod"):
         if isinstance(given[name], ScoreMod) and not _is_known(given[name].key):
             _remember(given[name])

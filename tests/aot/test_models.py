@@ -131,8 +131,10 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
         q = torch.zeros(2, queries, 24, 576, dtype=torch.bfloat16)
         for splits in ({}, {"num_splits": 3}):
             flash_mla_with_kvcache(q, cache, table, used, causal=True, **splits)
-    # Two page sizes, tiles of 32, 64 and 128 rows, whole, in parts and stream-K split, and two merge kernels.
-    assert asked == set(listed) and len(listed) == 2 * 3 * 3 + 2
+            out = torch.empty(2, queries, 24, 512)  # a result that is merged with others
+            flash_mla_with_kvcache(q, cache, table, used, causal=True, out=out, **splits)
+    # Two page sizes, tiles of 32, 64 and 128 rows, whole, in parts and stream-K split, and merge kernels of two dtypes.
+    assert asked == set(listed) and len(listed) == 2 * 3 * 3 + 4
     asked.clear()  # 8 bits, and keys by index
     e4m3, one = torch.zeros_like(cache, dtype=torch.float8_e4m3fn), torch.ones(1)
     q = torch.zeros(2, 1, 24, 576, dtype=torch.float8_e4m3fn)
@@ -142,6 +144,12 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
     )
     picked = configs_for_model(**model | {"page_sizes": (1,), "dtype": "e4m3", "causal": False})
     assert asked and asked <= set(picked)
+    asked.clear()  # two caches
+    q = q.bfloat16()
+    flash_mla_with_kvcache(
+        q, cache, None, None, indices=indices, extra_k_cache=cache, extra_indices_in_kvcache=indices
+    )
+    assert asked and asked <= set(configs_for_model(**model | dict(page_sizes=(1,), causal=False)))
     asked.clear()  # a scale for each row: 8 x 24 rows in tiles of 64, where others are pairs
     scales = dict(descale_q=one, descale_k=torch.ones(cache.shape[:2]))
     for queries in (1, 8):

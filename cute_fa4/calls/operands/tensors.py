@@ -82,7 +82,7 @@ def check(
 
     one_batch: dense k and v have the sequences of dense q, none else
     """
-    check_tensors(q, k, v, out)
+    check_tensors(q, k, v, out, latent=columns.latent)
     axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
@@ -94,13 +94,16 @@ def check(
         check_out(out, q, k, v)
 
 
-def check_tensors(q, k, v, out, gradients: bool = False) -> None:
-    """Check for tensors of one device and one dtype that has a kernel, and (unless gradients) require no gradient."""
+def check_tensors(q, k, v, out, gradients: bool = False, latent: bool = False) -> None:
+    """Check for tensors of one device and one dtype that has a kernel, and (unless gradients) require no gradient.
+
+    latent: out of float32 takes a result that is not rounded
+    """
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_is_tensor(name, tensor)
     check_one_device(tensors)
-    check_one_dtype(tensors)
+    check_one_dtype(tensors, latent)
     if not gradients or out is not None:
         check_no_gradient(tensors)
 
@@ -159,7 +162,7 @@ def check_one_device(tensors: dict[str, torch.Tensor]) -> None:
             )
 
 
-def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
+def check_one_dtype(tensors: dict[str, torch.Tensor], latent: bool = False) -> None:
     dtype = tensors["q"].dtype
     if dtype not in DTYPE_NAMES:
         *most, last = map(str, DTYPE_NAMES)
@@ -170,6 +173,7 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if name == "out":
             outputs = (*(WIDE if dtype in FP8 else (dtype,)), QUANTIZED_OUT)
+            outputs += (torch.float32,) * latent
             if tensor.dtype not in outputs:
                 raise TypeError(
                     f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {', '.join(map(str, outputs))}"

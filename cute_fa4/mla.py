@@ -9,8 +9,9 @@ remains is attention of many query heads over one key head, whose first 512 colu
     out (batch, seqlen_q, heads, 512)   what W_UV is applied to
 
 The kernel reads a row once for both products (sm100/latent/), or one half in each of two SMs (sm100/latent/pair/).
-Rows of 656 bytes, which include scales and RoPE columns, are dequantized in the CTA (sm100/latent/dequantized/,
-latent/pair_dequantized/). So are rows of 576 8-bit values under a q that keeps 16 bits (q_quantize="never").
+Rows of 656 and of 584 bytes, which include scales and RoPE columns, are dequantized in the CTA
+(sm100/latent/dequantized/, latent/pair_dequantized/). So are rows of 576 8-bit values under a q that keeps 16 bits
+(q_quantize="never").
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls.latent import (
     by_index,
+    by_page,
     check_latent_tensors,
     is_by_row,
     latent_tensors,
@@ -37,6 +39,8 @@ from cute_fa4.calls.operands.latent_rows import (
     check_rows,
     check_written,
     has_rows,
+    is_in_pages,
+    pages_of,
     put_rows,
     rows_from,
     rows_of,
@@ -48,7 +52,7 @@ from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
+from cute_fa4.sm100.blueprint.latent_rows import COLUMNS_OF_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
 
@@ -84,8 +88,8 @@ def flash_mla_with_kvcache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
-    q               (batch, seqlen_q, heads, 576); bf16, fp16, or float8. The heads of all queries share tiles. Any
-                    number of heads; the kernel is optimized for seqlen_q from 1 to 8
+    q               (batch, seqlen_q, heads, 576), or 512 over rows of 584 bytes; bf16, fp16, or float8. The heads of
+                    all queries share tiles. Any number of heads; the kernel is optimized for seqlen_q from 1 to 8
     k_cache         (num_pages, page_size, 1, 576), or (num_pages, page_size, 1, 656) for rows of 656 bytes. Strides are
                     free if all rows are at multiples of one stride.
                     Any page size; multiples of 8 are copied in boxes, other sizes four rows at a time. q's dtype, or
@@ -93,7 +97,10 @@ def flash_mla_with_kvcache(
                     (q_quantize). Rows of 656
                     bytes, of float8_e4m3fn, uint8 or int8, are FlashMLA's FP8 cache and vLLM's fp8_ds_mla: 512 values
                     in e4m3, 4 float32 scales for 128 values each, and 64 RoPE values in bf16. They need a bf16 q,
-                    and only the 512 values have 8-bit errors
+                    and only the 512 values have 8-bit errors.
+                    (num_pages, page_size, 1, 584) is DeepSeek-V4's (FlashMLA's MODEL1): 448 values in e4m3, 7 e8m0
+                    scales for 64 values each, and 64 RoPE values in bf16, all of which are keys and values. A page has
+                    576 bytes for each row, then 8 for the scales of each; pages are a multiple of 576 bytes apart
     block_table     (batch, pages) int32: the pages of each sequence. Entries beyond cache_seqlens are not read
     cache_seqlens   (batch,) int32: keys of each sequence, including those of this call's queries; later rows
                     of a page may hold anything
@@ -101,10 +108,10 @@ def flash_mla_with_kvcache(
     tile_scheduler_metadata   accepted and not read: a CTA computes its work from cache_seqlens (FlashMLA's metadata is
                     computed in advance), so a captured graph is balanced for the lengths of each replay
     num_splits      None or FlashMLA's tensor: chosen; a number: as in flash_attn_varlen_func
-    softmax_scale   None: 576 ** -0.5. DeepSeek's models pass the scale of their heads before absorption, 192 ** -0.5
-                    times their RoPE scaling factor
+    softmax_scale   None: 576 ** -0.5, or 512 ** -0.5. DeepSeek's models pass the scale of their heads before
+                    absorption, 192 ** -0.5 times their RoPE scaling factor
     causal          query i of m has position i + n - m: the last query sees every key. False: every query does
-    is_fp8_kvcache  not needed, because the size identifies rows of 656 bytes. True with other rows is refused
+    is_fp8_kvcache  not needed, because the size identifies rows of 656 and of 584 bytes. True with others is refused
     descale_q, descale_k   float32 factors of the stored values of float8 q and k_cache. One number, or one
                     per sequence, (batch,); descale_k also one per row of the cache, (num_pages, page_size)
                     or (num_pages, page_size, 1), for its keys and values. If
@@ -159,50 +166,66 @@ def flash_mla_with_kvcache(
         raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
     policy.check_batch_invariant(batch_invariant)
     policy.check_quantize(q_quantize)
-    of_rows = has_rows(k_cache)
-    if of_rows:
-        k_cache = rows_of(k_cache, q, descale_q, descale_k)
+    given = dict(
+        q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
+        softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split,
+        batch_invariant=batch_invariant, workspace=workspace, out=out, descale_q=descale_q, descale_k=descale_k,
+        learnable_sink=learnable_sink, q_quantize=q_quantize, k_block_scale=None,
+    )  # fmt: skip
+    if has_rows(k_cache):
+        given["k_cache"] = rows_of(k_cache, q, descale_q, descale_k)
+    elif is_in_pages(k_cache):
+        given["k_cache"], given["k_block_scale"] = pages_of(k_cache, q, descale_q, descale_k)
     elif is_fp8_kvcache:
         _refuse_other_rows(k_cache)
     if topk_length is not None:
         _check_listed(q, indices, topk_length)
     if indices is not None:
-        call = by_index(q, k_cache, indices, out, topk_length)
-        return _by_index(
-            q, k_cache, call, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
-            descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split,
-            batch_invariant=batch_invariant, workspace=workspace, learnable_sink=learnable_sink,
-            q_quantize=q_quantize,
-        )  # fmt: skip
-    if is_dynamo_compiling() or workspace is not None or is_traced(q):
-        given = dict(
-            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
-            softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split,
-            batch_invariant=batch_invariant, out=out, descale_q=descale_q, descale_k=descale_k,
-            learnable_sink=learnable_sink, q_quantize=q_quantize,
-        )  # fmt: skip
-        if is_dynamo_compiling() or is_traced(q):
-            return _through_operator(given | {"workspace": workspace})
+        return _by_index(given, indices, topk_length)
+    if given["k_block_scale"] is not None:
+        given |= by_page(given["k_cache"], block_table)
+    return _over_pages(given)
+
+
+def _over_pages(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """The call over keys in pages. given: arguments by name, and k_block_scale."""
+    q, k_cache, descale_q, out = (given[name] for name in ("q", "k_cache", "descale_q", "out"))
+    if is_dynamo_compiling() or is_traced(q):
+        return _through_operator(given)
+    workspace = given["workspace"]
+    if workspace is not None:
+        given = given | {"workspace": None}
         with given_workspace(workspace, given | {"aux_tensors": None}):
-            return flash_mla_with_kvcache(**given)
-    check_latent_tensors(q, k_cache, block_table, cache_seqlens, out)
+            return _over_pages(given)
+    check_latent_tensors(q, k_cache, given["block_table"], given["cache_seqlens"], out)
     if autocast.is_any_enabled():
         (q,) = autocast.cast(q)
-    if are_wide(q, k_cache) and not (of_rows or policy.stays_over_latent(q_quantize)):
+    if _is_quantised(q, given):
         with names():
             q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
     choices = (
-        None, num_splits, tokens_per_split, batch_invariant, None, None, None, None, "NHD", False, True, False, True,
+        None, given["num_splits"], given["tokens_per_split"], given["batch_invariant"], None, None, None, None, "NHD",
+        False, True, False, True,
     )  # fmt: skip
-    asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
-    scales = scales_of(descale_q, descale_k, k_cache, q.shape[0])
-    given = dict(
-        q=q, latent_cache=k_cache, page_table=block_table, seqused_k=cache_seqlens, out=out,
-        learnable_sink=learnable_sink,
+    numbers = given["softmax_scale"], given["causal"], 0.0, None, None
+    asked = (None, None), numbers, choices
+    scales = scales_of(descale_q, given["descale_k"], k_cache, q.shape[0])
+    tensors = latent_tensors(
+        dict(
+            q=q, latent_cache=k_cache, page_table=given["block_table"], seqused_k=given["cache_seqlens"], out=out,
+            learnable_sink=given["learnable_sink"], k_block_scale=given["k_block_scale"],
+        ) | scales
     )  # fmt: skip
-    tensors = latent_tensors(given | scales)
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
+
+
+def _is_quantised(q, given: dict) -> bool:
+    """Whether a q of 16 bits gets 8, as the cache has; rows with scales of their own are dequantized."""
+    cache, keeps = given["k_cache"], policy.stays_over_latent(given["q_quantize"])
+    return are_wide(q, cache) and not (
+        has_rows(cache) or given["k_block_scale"] is not None or keeps
+    )
 
 
 def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
@@ -336,14 +359,16 @@ def _check_listed(q, indices, topk_length) -> None:
         )
 
 
-def _by_index(q, k_cache, call, out, causal, **options):
-    """The call with by_index's operands and its options; results have the shape of q."""
-    if causal:
+def _by_index(given: dict, indices, topk_length) -> tuple[torch.Tensor, torch.Tensor]:
+    """The call over listed keys; results have the shape of q."""
+    q, k_cache, out = given["q"], given["k_cache"], given["out"]
+    given = given | by_index(q, k_cache, indices, out, topk_length)
+    if given["causal"]:
         raise ValueError("causal: True with indices, which say what a query sees; accepted: False")
-    options["descale_k"] = of_each_key(options["descale_k"], k_cache, q.shape[0])
+    given["descale_k"] = of_each_key(given["descale_k"], k_cache, q.shape[0])
     for name in ("descale_q", "descale_k"):
-        options[name] = of_each_query(options[name], q)
-    found, lse = flash_mla_with_kvcache(**call, **options)
+        given[name] = of_each_query(given[name], q)
+    found, lse = _over_pages(given)
     batch, queries, heads, _ = q.shape
     lse = lse.view(batch, queries, heads).transpose(1, 2)
     return found.view(batch, queries, heads, -1) if out is None else out, lse
@@ -356,13 +381,11 @@ def _through_operator(given: dict):
     refuse_untraceable("flash_mla_with_kvcache", given)
     try:
         (q,) = autocast.cast(given["q"])
-        descale_q, out = given.pop("descale_q"), given["out"]
-        stays = policy.stays_over_latent(given.pop("q_quantize")) or has_rows(given["k_cache"])
-        if are_wide(q, given["k_cache"]) and not stays:
+        descale_q, out, cache = given["descale_q"], given["out"], given["k_cache"]
+        if _is_quantised(q, given):
             with names():
-                cache = given["k_cache"]
                 q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)
-        scales = scales_of(descale_q, given.pop("descale_k"), given["k_cache"], q.shape[0])
+        scales = scales_of(descale_q, given["descale_k"], cache, q.shape[0])
         return routes.latent(given | {"q": q, "out": out} | scales)
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():

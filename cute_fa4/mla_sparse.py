@@ -2,7 +2,8 @@
 
     q (queries, heads, 576)     kv (keys, 1, 576)     indices (queries, 1, top-k)     out (queries, heads, 512)
 
-The kernels are those of flash_mla_with_kvcache with `indices`: a query is a sequence, and a row of kv is a page.
+The kernels are those of flash_mla_with_kvcache with `indices`: a query is a sequence, and a row of kv is a page. kv may
+also be the pages of a cache of 584 bytes a row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 
 import torch
 
-from cute_fa4.calls.operands.tensors import WIDE, check_is_tensor, check_rank
+from cute_fa4.calls.operands.latent_rows import is_in_pages
+from cute_fa4.calls.operands.tensors import PAGED, WIDE, check_is_tensor, check_rank
 from cute_fa4.mla import called_as
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS
 
@@ -35,10 +37,12 @@ def flash_mla_sparse_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """softmax(sm_scale * q k^T) k[:, :512] over the rows that each query lists.
 
-    q            (queries, heads, 576); dtypes as in flash_mla_with_kvcache. Any number of heads
-    kv           (keys, 1, 576), or (keys, 1, 656) for rows of 656 bytes
-    indices      (queries, 1, top-k) int32: rows of kv, in any order. Numbers that are no row of kv mean no key.
-                 A row that is listed twice counts twice
+    q            (queries, heads, 576), or 512 over rows of 584 bytes; dtypes as in flash_mla_with_kvcache. Any number
+                 of heads
+    kv           (keys, 1, 576), or (keys, 1, 656) for rows of 656 bytes; or the pages of a cache of 584 bytes a row,
+                 (num_pages, page_size, 1, 584), under a q of 512 columns
+    indices      (queries, 1, top-k) int32: rows of kv, of pages page * page_size + row, in any order. Numbers that are
+                 no row of kv mean no key. A row that is listed twice counts twice
     sm_scale     factor of the scores
     d_v          512
     attn_sink    (heads,): one logit per head that takes weight and has no value; lse leaves it out
@@ -58,7 +62,8 @@ def flash_mla_sparse_fwd(
     for name, tensor in (("q", q), ("kv", kv), ("indices", indices)):
         check_is_tensor(name, tensor)
     check_rank("q", q, ("queries", "heads", "head_dim"))
-    check_rank("kv", kv, ("keys", "heads", "head_dim"))
+    in_pages = is_in_pages(kv)
+    check_rank("kv", kv, PAGED if in_pages else ("keys", "heads", "head_dim"))
     if indices.dim() != 3 or indices.shape[:2] != (q.shape[0], 1):
         raise ValueError(
             f"indices: shape {tuple(indices.shape)}; accepted: ({q.shape[0]}, 1, top-k), a list for each query"
@@ -71,8 +76,9 @@ def flash_mla_sparse_fwd(
             f"return_max_logits: True with q of {q.dtype} and kv of {kv.dtype}; accepted: bf16 or fp16, or False"
         )
     call = dict(
-        q=q.unsqueeze(1), k_cache=kv.unsqueeze(1), block_table=None, cache_seqlens=None, head_dim_v=d_v,
-        softmax_scale=sm_scale, indices=indices, attn_sink=attn_sink, topk_length=topk_length, **options,
+        q=q.unsqueeze(1), k_cache=kv if in_pages else kv.unsqueeze(1), block_table=None, cache_seqlens=None,
+        head_dim_v=d_v, softmax_scale=sm_scale, indices=indices, attn_sink=attn_sink, topk_length=topk_length,
+        **options,
     )  # fmt: skip
     out, lse = called_as(NAMES, call)
     largest = None

@@ -79,8 +79,10 @@ def latent(
     from cute_fa4.sm100.choose.launches import every_launch
 
     depth, depth_v = LATENT_DEPTHS
+    call = {None: "latent", "f32": "latent_rows"}.get((stored or {}).get("scale_dtype"))
+    if call is None:
+        call, depth = "latent_pages", depth_v
     if (shared["head_dim"], heads_kv) != (depth, 1):
-        call = "latent_rows" if (stored or {}).get("scale_dtype") else "latent"
         raise ValueError(
             f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
             "row of the latent cache, and heads_kv 1"

@@ -10,6 +10,7 @@
     latent   flash_mla_with_kvcache, on request       one to eight queries, with or without stream-K, and the merge
                                                       (pages of 1 without a causal mask: keys by index)
     latent_rows   the same over caches of 656 bytes a row
+    latent_pages  the same over caches of 584 bytes a row, of which each key is a page, whatever page_sizes says
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and the merge kernels
 
 The kernels come from the rule that calls use, applied to every length of queries
@@ -31,7 +32,7 @@ from cute_fa4.scales import Scales
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
-ON_REQUEST = ("cascade", "ranks", "latent", "latent_rows")
+ON_REQUEST = ("cascade", "ranks", "latent", "latent_rows", "latent_pages")
 
 
 def configs_for_model(
@@ -104,7 +105,7 @@ def configs_for_model(
     from cute_fa4.sm100.blueprint.tuning import load, using
     from cute_fa4.sm100.choose.choose_config import config_for
     from cute_fa4.sm100.choose.launches import every_launch
-    from cute_fa4.sm100.latent.dequantized.schedule import STORED
+    from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES
 
     if tuning is not None:
         with using(load(tuning)):
@@ -155,6 +156,9 @@ def configs_for_model(
         found += model_launches.latent(shared, heads_kv, *of_latent, stored)
     if "latent_rows" in calls:
         found += model_launches.latent(shared, heads_kv, *of_latent, STORED)
+    if "latent_pages" in calls:
+        of_keys = masks, (1,), batch_invariant
+        found += model_launches.latent(shared, heads_kv, *of_keys, STORED_IN_PAGES)
     if "kvcache" in calls:
         depths = sizes["head_dim"], sizes["head_dim_v"]
         found += model_launches.appends(dtypes, *depths, page_sizes, arch)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cute_fa4.calls.on_pairs import lengths_of
 from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES, columns_of
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, are_rows
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, are_in_pages, are_rows
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.compiler import policy
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.choose.which_kernel import Call, Kernel, choice, choice_of
-from cute_fa4.sm100.latent.dequantized.schedule import STORED
+from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES
 
 
 def kernel_of(
@@ -38,7 +38,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         fixed=not length_may_choose(options.tokens_per_split, packed, where.tensors.seqused_q),
         pack_gqa=options.pack_gqa,
         latent=options.latent,
-        of_rows=options.latent and are_rows(k),
+        of_rows=options.latent and (are_rows(k) or are_in_pages(q, k)),
         descales=Scales() if options.scales is None else options.scales.said,
         rope=0 if rope is None else rope.depth,
         rope_dtype=dtypes.get("rope_dtype"),
@@ -54,6 +54,8 @@ def dtypes_of(q, k, options: Options) -> dict:
     """Configuration fields for tensors whose dtype differs from that of q."""
     if options.latent and are_rows(k):
         return STORED
+    if options.latent and are_in_pages(q, k):
+        return STORED_IN_PAGES
     of_rope = {} if options.rope is None else options.rope.dtypes
     return {"kv_dtype": None if k.dtype == q.dtype else KEY_DTYPE_NAMES[k.dtype], **of_rope}
 

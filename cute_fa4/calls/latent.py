@@ -5,6 +5,7 @@
                   bits with a scale
                   (num_pages, page_size, 1, 656) of bytes: 512 numbers e4m3, a float32 scale for each 128 of them, 64
                   rotary columns bf16
+                  (keys, 1, 1, 576) of bytes, with scales apart: those of 584 bytes, of which each key is a page
     page table    (batch, pages) int32; lengths (batch,) int32, both on the device
 
 Values are a view of the cache, so the rest of calls/ treats it as any other attention.
@@ -21,8 +22,12 @@ from cute_fa4.calls.attention import is_float32
 from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.request import Choices
-from cute_fa4.operands import CallTensors, tensors_of
-from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
+from cute_fa4.operands import PAGES, CallTensors, tensors_of
+from cute_fa4.sm100.choose.choose_config import (
+    LATENT_BYTES_IN_PAGE,
+    LATENT_DEPTHS,
+    LATENT_ROW_BYTES,
+)
 from cute_fa4.system.messages import named_as
 
 NAMES = {"k": "k_cache", "v": "k_cache", "seqused_k": "cache_seqlens", "page_table": "block_table"}
@@ -46,7 +51,7 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
         raise ValueError(
             f"k_cache: {cache.shape[-1]} columns, shape {tuple(cache.shape)}; accepted: {LATENT_DEPTHS[0]}, "
             f"{LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones, or rows of "
-            f"{LATENT_ROW_BYTES} bytes"
+            f"{LATENT_ROW_BYTES} bytes, or of {LATENT_BYTES_IN_PAGE} in pages"
         )
 
 
@@ -106,6 +111,18 @@ def of_each_query(scale, q):
     if isinstance(scale, torch.Tensor) and scale.shape == q.shape[:1] and q.shape[1] > 1:
         return scale.repeat_interleave(q.shape[1])
     return scale
+
+
+def by_page(cache, block_table) -> dict:
+    """The operands of a call over pages as those of the call in which each key is a page.
+
+    block_table: (batch, pages)
+    """
+    check_is_tensor("block_table", block_table)
+    check_rank("block_table", block_table, PAGES)
+    inside = torch.arange(cache.shape[1], dtype=block_table.dtype, device=block_table.device)
+    table = block_table[:, :, None] * rows_of_page(cache) + inside
+    return {"k_cache": _keys_alone(cache), "block_table": table.flatten(1)}
 
 
 def by_index(q, cache, indices, out, listed=None) -> dict:

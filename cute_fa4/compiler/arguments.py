@@ -115,7 +115,7 @@ def _descales(config: FA4Config) -> tuple | None:
     """(batch, heads_kv); per row (batch, seqlen_q, heads, 1) or (total_q, heads, 1), per key as k without its depth.
 
     Per block, bytes: as q and k, with a byte for each block in place of the depth. Last those of a 4-bit cache: as k
-    and v, with a word for four blocks.
+    and v, with a word for four blocks, or those of a latent cache: (pages, rows of a page, 2), likewise.
     """
     of_q, of_keys = (
         3 if config.q_layout == "dense" else 2,
@@ -131,6 +131,8 @@ def _descales(config: FA4Config) -> tuple | None:
         every.append(_fake(dtype, (None,) * rank, free_last=True))
     if config.cache_blocks:
         every += [_fake("i32", (None,) * (of_keys + 1)) for _ in "kv"]
+    if config.latent_blocks:
+        every.append(_fake("i32", (None,) * of_keys))
     return tuple(every) or None
 
 

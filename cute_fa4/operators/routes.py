@@ -109,6 +109,7 @@ def latent(given: dict):
     )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
+    call["k_block_scale"] = given["k_block_scale"]
     return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options, latent=True), given)
 
 

@@ -81,6 +81,10 @@ MODELS = {
         dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent_rows",)),
         {},
     ),
+    "DeepSeek V4 rows": (
+        dict(head_dim=512, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent_pages",)),
+        {},
+    ),
 }  # fmt: skip
 
 # Name in MODELS and in test_hf_config.PUBLISHED -> what vLLM's adapter calls for it without a cache and over one, and
@@ -129,6 +133,12 @@ def a_call(draw, model: dict, options: dict) -> None:
     if kind.startswith("latent"):
         rows = dict(dtype=torch.uint8) if kind == "latent_rows" else dict(dtype=cache)
         stored = numbers(table.numel(), page, 1, 656 if kind == "latent_rows" else depth, **rows)
+        if (
+            kind == "latent_pages"
+        ):  # rows of 576 bytes, then 8 for each, in pages a multiple of 576 apart
+            apart = -(-page * 584 // 576) * 576
+            stored = numbers(table.numel(), apart, dtype=torch.uint8)[:, : page * 584]
+            stored = stored.view(-1, page, 1, 584)
         q = numbers(min(batch, 64), queries, heads, depth, dtype=dtype)
         scales = {f"descale_{x}": numbers(1, dtype=torch.float32)
                   for x in "qk" if x in options.get("descales", "")}  # fmt: skip

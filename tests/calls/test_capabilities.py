@@ -186,6 +186,12 @@ def test_a_latent_cache_is_asked_about_by_its_name():
     assert {row.families for row in rows if row.runs} == {("mla_widenpair",)}
     few = capabilities(latent=True, group=16, is_fp8_kvcache=True, causal=True, return_lse=True)
     assert {row.families for row in few if row.runs} == {("mla_widen",)}
+    for group, family in ((16, "mla_widen"), (128, "mla_widenpair")):
+        rows = capabilities(
+            latent=True, head_dim=512, group=group, is_fp8_kvcache=True, arch="sm_100a"
+        )
+        runs = {(row.dtype, row.head_dim_v, row.families) for row in rows if row.runs}
+        assert runs == {("bf16", 512, (family,))}  # rows of 584 bytes
     of_16 = dict(latent=True, kv_dtype="e4m3", dtype="bf16", causal=True, return_lse=True)
     for said, families in (
         (dict(group=16), ("mla_decode",)),  # q is quantized

@@ -47,7 +47,7 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import packs_gqa
 from cute_fa4.sm100.choose.which_kernel import QUERIES, Call, kernels_of
-from cute_fa4.sm100.latent.dequantized.schedule import STORED
+from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES
 from cute_fa4.sm100.two_tiles.pair.schedule import Pair
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
@@ -147,8 +147,8 @@ def capabilities(
     Such a row has the one reason that the call raises, and the one family that it launches.
 
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
-    capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes; kv_dtype and
-    q_quantize ask about a cache of 8-bit columns under q of 16 bits.
+    capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes, with head_dim=512
+    too 584; kv_dtype and q_quantize ask about a cache of 8-bit columns under q of 16 bits.
 
     backward=True asks about calls whose q, k and v require gradients (docs/backward.md). A row then also has a
     reason where the call runs but its gradients are not supported.
@@ -164,7 +164,7 @@ def capabilities(
         if kv_dtype not in (accepted := KEY_DTYPE_NAMES.values()):
             raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(accepted)}")
         sizes["kv_dtype"] = kv_dtype
-    stored = _stored_in_latent(parameters, sizes) if latent else None
+    stored = _stored_in_latent(parameters, sizes, head_dim) if latent else None
     call = None
     listed = parameters.get("block_sparse_tensors") is not None
     if not latent and (sizes or listed or OF_LENGTHS & set(parameters)):
@@ -225,12 +225,16 @@ def capabilities(
     return [_with_gradients(row, against) for row in rows] if backward else rows
 
 
-def _stored_in_latent(parameters: dict, sizes: dict) -> Callable[[str], dict]:
-    """Configuration fields of the rows of a latent cache, by q's dtype; takes what says it from the question."""
+def _stored_in_latent(parameters: dict, sizes: dict, head_dim) -> Callable[[str], dict]:
+    """Configuration fields of the rows of a latent cache, by q's dtype; takes what says it from the question.
+
+    head_dim: of q, which tells rows of 584 bytes from those of 656
+    """
     kv_dtype, said = sizes.pop("kv_dtype", None), parameters.get("q_quantize")
     policy.check_quantize(said)
     if parameters.pop("is_fp8_kvcache", False):
-        return lambda dtype: STORED
+        in_pages = head_dim == LATENT_DEPTHS[1]
+        return lambda dtype: STORED_IN_PAGES | {"page_size": 1} if in_pages else STORED
 
     def of(dtype: str) -> dict:
         if kv_dtype in (None, dtype):

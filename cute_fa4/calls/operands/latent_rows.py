@@ -1,18 +1,34 @@
-"""Rows of 656 bytes of a latent cache: FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla.
+"""Rows of a latent cache with scales and RoPE columns: FlashMLA's FP8 caches.
+
+656 bytes, DeepSeek-V3.2, which vLLM calls fp8_ds_mla:
 
     bytes     0-511                 512-527             528-655
               512 numbers e4m3      4 scales float32    64 rotary numbers bf16
 
 Number i stands for itself times scale i // 128. A per-token scale is stored as four equal scales.
+
+584 bytes, DeepSeek-V4, FlashMLA's MODEL1. Rows of a page are 576 bytes apart, and after all of them come their scales:
+
+    bytes     0-447                 448-575               8 for each row, after the rows
+              448 numbers e4m3      64 rotary numbers     7 scales e8m0, one unused
+                                    bf16
+
+Number i stands for itself times scale i // 64. Pages are a multiple of 576 bytes apart (FlashMLA pads them), so that
+all rows of a cache are a multiple of 576 bytes apart.
 """
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4.dtypes import E4M3
-from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
-from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
+from cute_fa4.dtypes import E4M3, E8M0
+from cute_fa4.sm100.blueprint.latent_rows import COLUMNS_OF_BLOCK, COLUMNS_OF_SCALE
+from cute_fa4.sm100.choose.choose_config import (
+    LATENT_BYTES_IN_PAGE,
+    LATENT_DEPTHS,
+    LATENT_PAGE_ROW_BYTES,
+    LATENT_ROW_BYTES,
+)
 
 NUMBERS = E4M3.torch
 BYTES = (NUMBERS, torch.uint8, torch.int8)  # dtypes of such caches
@@ -44,17 +60,67 @@ def check_rows(cache: torch.Tensor) -> None:
 def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
     """The cache viewed as e4m3, the dtype of its numbers. Requires has_rows."""
     check_rows(cache)
+    _check_beside(LATENT_ROW_BYTES, q, descale_q, descale_k)
+    return cache if cache.dtype is NUMBERS else cache.view(NUMBERS)
+
+
+def _check_beside(nbytes: int, q, descale_q, descale_k) -> None:
+    """q has the dtype of the rotary columns of such rows, and no tensor has scales."""
     if isinstance(q, torch.Tensor) and q.dtype is not torch.bfloat16:
         raise TypeError(
-            f"q: dtype {q.dtype} over rows of {LATENT_ROW_BYTES} bytes, whose rotary columns are torch.bfloat16; "
+            f"q: dtype {q.dtype} over rows of {nbytes} bytes, whose rotary columns are torch.bfloat16; "
             "accepted: torch.bfloat16; convert with .to(torch.bfloat16)"
         )
     for name, scale in (("descale_q", descale_q), ("descale_k", descale_k)):
         if scale is not None:
             raise TypeError(
-                f"{name}: given with rows of {LATENT_ROW_BYTES} bytes, which have their own scales; accepted: None"
+                f"{name}: given with rows of {nbytes} bytes, which have their own scales; accepted: None"
             )
-    return cache if cache.dtype is NUMBERS else cache.view(NUMBERS)
+
+
+def is_in_pages(cache) -> bool:
+    """Whether a row of the cache has 584 bytes, of which the scales come after the rows of a page."""
+    return (
+        isinstance(cache, torch.Tensor)
+        and cache.dim() > 0
+        and cache.shape[-1] == LATENT_BYTES_IN_PAGE
+    )
+
+
+def pages_of(cache: torch.Tensor, q, descale_q, descale_k) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (rows (num_pages, page_size, 1, 576) of e4m3, their scales (num_pages, page_size, 8) of bytes).
+
+    Requires is_in_pages.
+    """
+    nbytes, of_row = LATENT_BYTES_IN_PAGE, LATENT_PAGE_ROW_BYTES
+    if cache.dim() != 4 or cache.shape[2] != 1:
+        raise ValueError(
+            f"k_cache: shape {tuple(cache.shape)}; accepted: (num_pages, page_size, 1, {nbytes})"
+        )
+    if cache.dtype not in BYTES:
+        raise TypeError(
+            f"k_cache: dtype {cache.dtype} with rows of {nbytes}; accepted: {', '.join(map(str, BYTES))}"
+        )
+    _check_beside(nbytes, q, descale_q, descale_k)
+    if isinstance(q, torch.Tensor) and q.dim() and q.shape[-1] != LATENT:
+        raise ValueError(
+            f"q: head_dim {q.shape[-1]}, shape {tuple(q.shape)}, over rows of {nbytes} bytes; accepted: {LATENT}, of "
+            f"which the last {ROPE} are rotary columns"
+        )
+    pages, rows = cache.shape[:2]
+    apart, between, _, in_row = cache.stride()
+    if pages < 2 or not cache.numel():
+        apart = -(-rows * nbytes // of_row) * of_row
+    if apart % of_row or apart < rows * nbytes or (rows > 1 and between != nbytes) or in_row != 1:
+        raise ValueError(
+            f"k_cache: strides {cache.stride()} with rows of {nbytes} bytes; accepted: pages a multiple of {of_row} "
+            f"bytes apart, each of contiguous bytes: {of_row} for each row, then their scales; allocate "
+            f"(num_pages, {-(-rows * nbytes // of_row) * of_row}) bytes and view them"
+        )
+    of_pages = cache.view(torch.uint8).as_strided((pages, rows * nbytes), (apart, 1))
+    found, scales = of_pages.split((rows * of_row, rows * (nbytes - of_row)), -1)
+    found = found.view(NUMBERS).unflatten(-1, (rows, 1, of_row))
+    return found, scales.unflatten(-1, (rows, nbytes - of_row))
 
 
 def rows_from(
@@ -141,3 +207,12 @@ def numbers_of(rows: torch.Tensor) -> torch.Tensor:
     numbers = numbers.contiguous().view(NUMBERS).float()
     scales = scales.contiguous().view(torch.float32).repeat_interleave(COLUMNS_OF_SCALE, -1)
     return torch.cat([numbers * scales, rope.contiguous().view(torch.bfloat16).float()], -1)
+
+
+def numbers_in_pages(cache: torch.Tensor) -> torch.Tensor:
+    """(num_pages, page_size, 1, 584) of bytes -> the values that they represent, (num_pages, page_size, 1, 512)."""
+    rows, scales = pages_of(cache, None, None, None)
+    numbers, rope = rows.split((LATENT - ROPE, 2 * ROPE), -1)
+    factors = scales.view(E8M0.torch).float().repeat_interleave(COLUMNS_OF_BLOCK, -1)
+    numbers = numbers.float() * factors[:, :, None, : LATENT - ROPE]
+    return torch.cat([numbers, rope.contiguous().view(torch.bfloat16).float()], -1)

@@ -39,7 +39,7 @@ from cute_fa4.calls.operands.scale_views import (
     ScaleViews,
     is_by_row,
 )
-from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_place
+from cute_fa4.calls.operands.tensors import FP8, are_in_pages, check_is_tensor, check_place
 from cute_fa4.dtypes import E2M1, E4M3
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.operands import SCALES, CallTensors
@@ -75,7 +75,8 @@ def checked_scales(
     for name, scale in given.items():
         of_rows = rows.get(name)
         if name in OF_CACHE_BLOCKS:
-            _check_has_cache_blocks(name, k)
+            if not are_in_pages(q, k):
+                _check_has_cache_blocks(name, k)
         elif getattr(scale, "dtype", None) is BLOCKS:
             _check_blocks(name, scale, q, k, of_rows)
         else:

@@ -32,7 +32,13 @@ from cute_fa4.dtypes import (
     torch_of,
 )
 from cute_fa4.sm100.blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
-from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES, depths_of, in_words
+from cute_fa4.sm100.choose.choose_config import (
+    LATENT_DEPTHS,
+    LATENT_PAGE_ROW_BYTES,
+    LATENT_ROW_BYTES,
+    depths_of,
+    in_words,
+)
 
 DTYPE_NAMES = names_of(OPERANDS)
 WIDE = tuple(torch_of(UNQUANTIZED).values())
@@ -253,7 +259,7 @@ def check_shapes(
         check_rope_depths(k.dtype, head_dim, k.shape[-1], *in_rope)
     elif k.dtype is BYTES:
         check_columns(q, k, v)
-    elif not (latent and are_rows(k)):
+    elif not (latent and (are_rows(k) or are_in_pages(q, k))):
         _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
@@ -289,9 +295,15 @@ def are_rows(k) -> bool:
     return k.dtype is E4M3.torch and k.shape[-1] == LATENT_ROW_BYTES
 
 
+def are_in_pages(q, k) -> bool:
+    """Whether the scales of a latent cache come after the rows of a page, and q has as many columns as values."""
+    sizes = q.shape[-1], k.shape[-1]
+    return k.dtype is E4M3.torch and sizes == (LATENT_DEPTHS[1], LATENT_PAGE_ROW_BYTES)
+
+
 def _check_latent(q, k, v) -> None:
     depths = q.shape[-1], v.shape[-1]
-    if depths != LATENT_DEPTHS:
+    if not are_in_pages(q, k) and depths != LATENT_DEPTHS:
         raise ValueError(
             f"q: head_dim {depths[0]} with head_dim_v {depths[1]}; accepted: {LATENT_DEPTHS[0]} with "
             f"{LATENT_DEPTHS[1]}: a row of the cache is {LATENT_DEPTHS[1]} latent columns, then "

@@ -8,6 +8,7 @@ from cute_fa4.dtypes import (
     BF16,
     CACHED,
     E4M3,
+    E8M0,
     FLOATS,
     FP16,
     PLAIN,
@@ -15,15 +16,13 @@ from cute_fa4.dtypes import (
     QUANTIZED,
     UNQUANTIZED,
     Dtype,
-    bytes_of,
-    elements_in,
     is_quantized,
     row_of,
 )
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.scales import Scales
 
-from . import bands, listed, rope_columns
+from . import bands, latent_rows, listed, rope_columns
 from .chip import ARCHES
 from .latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
 from .score_mods import ScoreMod
@@ -38,7 +37,6 @@ LARGEST_SCORE_LOG2 = {BF16.name: 30, FP16.name: 26, E4M3.name: 24}
 """By dtype of P: log2 of what the largest score of a row, scaled and in units of log2, may be (row_math.closed)."""
 
 COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030
-COLUMNS_OF_SCALE = 128  # numbers of a row of a latent cache that share a scale
 
 
 def plain_integers(config, *names: str) -> None:
@@ -97,7 +95,8 @@ class Problem:
     rope_dtype     dtype of these columns, or of those after the values of a latent cache; None: that of K. If they
                    have 8 bits and K 16, they are dequantized; if 16 and K 8, those of Q are a separate tensor
     scale_dtype    "f32": such 8-bit columns have a scale for each key. For a latent cache, the dtype of the scales
-                   in its rows, one for 128 numbers. None: there are none
+                   in its rows, one for 128 numbers, or "e8m0": one for 64, after the rows of a page. None: there are
+                   none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
 
@@ -210,11 +209,14 @@ class Problem:
     @property
     def stored_depth(self) -> int:
         """Elements of stored_dtype in a row of K in global memory; scales and RoPE columns follow the numbers."""
-        if not (self.latent and self.scale_dtype and self.rope_dtype):
-            return (self.qk_depth - self.rope_depth) // self.in_element
-        in_row = bytes_of(self.scale_dtype, self.ov_depth // COLUMNS_OF_SCALE)
-        rotary = bytes_of(self.rope_dtype, self.qk_depth - self.ov_depth)
-        return self.ov_depth + elements_in(self.stored_dtype, in_row + rotary)
+        if self.latent and self.scale_dtype and self.rope_dtype:
+            return latent_rows.stored_columns(self)
+        return (self.qk_depth - self.rope_depth) // self.in_element
+
+    @property
+    def latent_blocks(self) -> bool:
+        """A latent cache has scales of blocks, and its RoPE columns are the last ones of V, too."""
+        return self.latent and self.scale_dtype == E8M0.name
 
     @property
     def token_scales(self) -> tuple[str, ...]:
@@ -353,9 +355,12 @@ class Problem:
                     f"aux=({dtype!r}, {rank}): use a rank of at least 1 and one of {', '.join(PLAIN)}"
                 )
         for name in ("rope_dtype", "scale_dtype"):
-            if getattr(self, name) is not None and getattr(self, name) not in FLOATS:
+            accepted = FLOATS
+            if name == "scale_dtype" and self.latent:
+                accepted += (E8M0.name,)
+            if getattr(self, name) not in (None, *accepted):
                 why.append(
-                    f"{name}={getattr(self, name)!r} is not a dtype: use None or one of {', '.join(FLOATS)}"
+                    f"{name}={getattr(self, name)!r} is not a dtype: use None or one of {', '.join(accepted)}"
                 )
         if self.arch not in ARCHES:
             why.append(
@@ -415,11 +420,11 @@ class Problem:
                 "kv_layout='paged' with seqused_k=False: a page table does not say how long a sequence is: use "
                 "seqused_k=True"
             )
-        if self.latent and not (self.pack_gqa and self.ov_depth < self.qk_depth):
+        if self.latent and not (self.pack_gqa and self.ov_depth <= self.qk_depth):
             why.append(
                 f"latent=True with pack_gqa={self.pack_gqa}, qk_depth={self.qk_depth}, ov_depth={self.ov_depth}: all "
                 "heads share one row of keys, whose first columns are the values: use pack_gqa=True and an ov_depth "
-                "below qk_depth"
+                "of at most qk_depth"
             )
         if self.split_keys and not (self.write_lse and self.o_dtype == "f32"):
             why.append(

@@ -9,7 +9,7 @@ from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import KEYS_PER_TILE
 from ..combine.config import CombineConfig
 from ..few_rows.schedule import CLUSTER_PARTS
-from ..latent.dequantized.formats import ROW_BYTES
+from ..latent.dequantized.formats import BYTES_IN_PAGE, OF_584, ROW_BYTES
 from ..latent.tiles import LATENT_DEPTH, ROPE_DEPTH
 from ..two_tiles.pair.schedule import Pair
 from ..wide.pair.schedule import WidePair
@@ -28,6 +28,8 @@ __all__ = [
     "config_for",
     "LATENT_DEPTHS",
     "LATENT_ROW_BYTES",
+    "LATENT_BYTES_IN_PAGE",
+    "LATENT_PAGE_ROW_BYTES",
     "depths_of",
     "in_words",
     "split_configs",
@@ -38,6 +40,10 @@ ALL_DEPTHS = WIDE_DEPTHS + DEEP  # that some family runs, of either
 PAIRED = (Pair, WidePair)  # schedules of CTAs that share their MMAs, each with what runs them alone
 LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
 LATENT_ROW_BYTES = ROW_BYTES  # of a row with scales and rotary columns of its own
+LATENT_BYTES_IN_PAGE = (
+    BYTES_IN_PAGE  # of a row with its scales, which come after all rows of a page
+)
+LATENT_PAGE_ROW_BYTES = OF_584.nbytes  # of such a row without them
 FAMILIES = {schedule.family: schedule for schedule in SCHEDULES.values()}
 SCHEDULE_CHOICES = frozenset(f.name for cls in FAMILIES.values() for f in fields(cls))
 

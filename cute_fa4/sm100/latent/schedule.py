@@ -85,14 +85,17 @@ def not_built(problem: Problem) -> list[str]:
     return why
 
 
-def depths_not_built(problem: Problem) -> list[str]:
-    """Reject everything except a latent cache of the only supported shape."""
+DEPTHS = LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH
+
+
+def depths_not_built(problem: Problem, only: tuple[int, int] = DEPTHS) -> list[str]:
+    """Reject everything except a latent cache with `only` so many columns of K and of V."""
     depths = (problem.qk_depth, problem.ov_depth)
-    if problem.latent and depths == (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
+    if problem.latent and depths == only:
         return []
     return [
         f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
-        f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
+        f"latent=True, qk_depth={only[0]}, ov_depth={only[1]}"
     ]
 
 

@@ -16,11 +16,12 @@ from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile, OperandTile
 from cute_fa4.layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 
 from ..blueprint.chip import align_up
+from ..blueprint.latent_rows import ROTARY_COLUMNS
 from ..blueprint.problem import Problem
 from ..blueprint.tiles import KEYS_PER_TILE, MMA_LANES
 from ..few_rows.tiles import SwappedTiles
 
-LATENT_DEPTH, ROPE_DEPTH = 512, 64  # columns of a cache row: V and K, and K alone
+LATENT_DEPTH, ROPE_DEPTH = 512, ROTARY_COLUMNS  # columns of a cache row: V and K, and K alone
 
 
 @dataclass(frozen=True)

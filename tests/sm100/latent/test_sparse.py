@@ -12,6 +12,7 @@ import torch
 from cute_fa4 import emulator, flash_mla_sparse_fwd, flash_mla_with_kvcache
 from cute_fa4.calls.operands.latent_rows import numbers_of
 from cute_fa4.mla import write_latent_rows
+from tests.sm100.latent.dequantized.row_batches import empty, in_pages, numbers_of_cache
 from tests.sm100.latent.latent_batches import LATENT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -52,6 +53,13 @@ def bytes_of(cache: torch.Tensor) -> torch.Tensor:
     found = torch.zeros(*cache.shape[:-1], 656, dtype=torch.uint8)
     rows = cache.reshape(-1, 576).float()
     write_latent_rows(found, rows[:, :512], rows[:, 512:], torch.arange(len(rows)))
+    return found
+
+
+def pages_of(rows: torch.Tensor, page: int = PAGE) -> torch.Tensor:
+    """Rows (number, 512) in pages of 584 bytes a row."""
+    found = empty(-(-len(rows) // page), page, 584)
+    in_pages(found, torch.arange(len(rows)), rows.float())
     return found
 
 
@@ -107,10 +115,15 @@ def test_pages_that_are_no_whole_rows_apart_are_refused():
 
 
 @pytest.mark.parametrize("name", ["learnable_sink", "attn_sink", None])
-def test_two_caches_are_one_softmax(name):
+@pytest.mark.parametrize("kind", ["16 bits", "584 bytes"])
+def test_two_caches_are_one_softmax(kind, name):
     """A window of one cache and picked rows of another; a query may see rows of one of them alone, or of neither."""
     q = numbers(3, 1, HEADS, 576)
-    caches = numbers(PAGES, PAGE, 1, 576, seed=1), numbers(2, 8, 1, 576, seed=2)
+    caches = exact = numbers(PAGES, PAGE, 1, 576, seed=1), numbers(2, 8, 1, 576, seed=2)
+    if kind == "584 bytes":
+        q, rows = q[..., :LATENT], [x.view(-1, 576)[:, :LATENT] for x in caches]
+        caches = pages_of(rows[0]), pages_of(rows[1], 8)
+        exact = tuple(map(numbers_of_cache, caches))
     listed = lists(3, 1, 24, rows=PAGES * PAGE), lists(3, 1, 12, rows=16, seed=1)
     listed[1][0] = -1
     lengths = (
@@ -118,16 +131,17 @@ def test_two_caches_are_one_softmax(name):
         torch.tensor([12, 12, 3], dtype=torch.int32),
     )
     sink = torch.linspace(-1, 4, HEADS)
+    second = caches[1] if kind == "584 bytes" else with_gaps(caches[1], 1)
     out, lse = flash_mla_with_kvcache(
         q, caches[0], None, None, softmax_scale=SCALE, indices=listed[0], topk_length=lengths[0],
-        extra_k_cache=with_gaps(caches[1], 1), extra_indices_in_kvcache=listed[1], extra_topk_length=lengths[1],
+        extra_k_cache=second, extra_indices_in_kvcache=listed[1], extra_topk_length=lengths[1],
         **{} if name is None else {name: sink},
     )  # fmt: skip
     seen = [
         torch.cat(
             [
-                rows_seen(n[i, 0], c.view(-1, 576), m[i])
-                for n, c, m in zip(listed, caches, lengths, strict=True)
+                rows_seen(n[i, 0], c.view(-1, q.shape[-1]), m[i])
+                for n, c, m in zip(listed, exact, lengths, strict=True)
             ]
         )
         for i in range(3)
@@ -146,6 +160,7 @@ def test_two_caches_are_one_softmax(name):
         ("16 bits", 128, "a graph"),
         ("656 bytes", 16, "parts of keys"),
         ("656 bytes", 128, "a call"),
+        ("584 bytes", 16, "a graph"),
     ],
 )
 def test_two_caches_are_as_accurate_as_one_with_the_same_rows(kind, heads, way):
@@ -155,6 +170,9 @@ def test_two_caches_are_as_accurate_as_one_with_the_same_rows(kind, heads, way):
     if kind == "656 bytes":
         cache = bytes_of(cache)
         exact = numbers_of(cache).view(-1, 576).double()
+    elif kind == "584 bytes":
+        q, cache = q[..., :LATENT], pages_of(cache.view(-1, 576)[:, :LATENT])
+        exact = numbers_of_cache(cache)
     halves = cache.split(PAGES // 2)
     rows = torch.arange(PAGES * PAGE, dtype=torch.int32)
     listed = [x.expand(2, 1, -1) for x in (rows, *(rows[: PAGES * PAGE // 2],) * 2)]
@@ -269,7 +287,7 @@ def test_the_parameters_of_sparse_prefill_are_flash_mlas():
     assert tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD) == FLASH_MLA
 
 
-@pytest.mark.parametrize("kv_rows", ["16 bits", "rows of 656 bytes"])
+@pytest.mark.parametrize("kv_rows", ["16 bits", "rows of 656 bytes", "rows of 584 bytes"])
 @pytest.mark.parametrize("heads, mode", [(16, "hostile"), (128, "random")])
 def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
     """A CTA, and a pair: rows that are not listed are NaN."""
@@ -284,6 +302,11 @@ def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
     exact = kv.clone()
     if kv_rows == "16 bits":
         kv[~seen] = torch.nan
+    elif kv_rows == "rows of 584 bytes":
+        q, places = q[..., :LATENT], seen.nonzero().flatten()
+        seen_rows, kv = kv[seen, 0, :LATENT], empty(rows // 50, 50, 584)
+        in_pages(kv, places, seen_rows.float())
+        exact = numbers_of_cache(kv)
     else:
         kv = bytes_of(kv[None])[0]
         exact = numbers_of(kv)
@@ -295,7 +318,7 @@ def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
             q, kv, listed, SCALE, 512, sink, lengths, return_max_logits=is_wide
         )
     assert out.shape == (queries, heads, 512) and lse.shape == (queries, heads)
-    keys = [rows_seen(listed[i, 0], exact.view(rows, 576), lengths[i]) for i in range(queries)]
+    keys = [rows_seen(listed[i, 0], exact.view(rows, -1), lengths[i]) for i in range(queries)]
     agrees((out, lse), q, keys, sink)
     assert (largest is None) is not is_wide
     for i, of_query in enumerate(keys if is_wide else ()):

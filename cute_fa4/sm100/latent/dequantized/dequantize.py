@@ -8,7 +8,7 @@ A thread owns half of the values of a key, which are one chunk of its line of V:
 An 8-bit value is exact in fp16, in float32 and in bf16; its product with a scale is rounded to bf16 once. Per slab, a
 thread issues 4 loads of 16 bytes and then frees the slot. For 32 values at a time it converts, multiplies, and stores
 16 columns of tensor memory and 64 bytes of V. Rotary columns of 8 bits go to shared memory, where the MMA reads those
-of 16 bits: a thread has 32 of the 64.
+of 16 bits: a thread has 32 of the 64. If they are values, too, the threads of the second halves copy them as slab 3.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from cute_fa4.dtypes import FP16
 
 from ...blueprint.chip import WARP_SIZE
 from ...instructions import tensor_memory
+from ...operands.kv_buffer import SPAN_BYTES
 from ...steps import row_math
 from ...steps.pieces import WORDS, as_fp16, load_piece, numbers_of
 from ...steps.store import PIECE_BYTES, store_piece
@@ -28,7 +29,9 @@ from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from ..tiles import ROPE_DEPTH
+from . import blocks
 from .barriers import K_BUFFERS
+from .blocks import Ahead
 from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, WIDE_BYTES
 
 HALF = COLUMNS_OF_SCALE // 2  # columns of a slab per thread
@@ -38,12 +41,27 @@ WORDS_AT_ONCE = NUMBERS // 4
 NUMBERS_OF_PIECE = PIECE_BYTES // WIDE_BYTES
 
 
-def scales_of_key(cfg, smem: Smem, key) -> list:
-    """The scales of a key, one per slab; None each if rows have none."""
+@dataclass(frozen=True)
+class Place:
+    """The part that a thread dequantizes: one key of a tile, and the first or second half of each slab.
+
+    scales: of the blocks of its key; None: there are none
+    """
+
+    key: Int32
+    half: Int32
+    scales: Ahead | None = None
+
+
+def scales_of_key(cfg, smem: Smem, place: Place) -> list:
+    """The scales of this thread's values, one per slab; None each if rows have none."""
+    if place.scales is not None:
+        words = place.scales.words
+        return [blocks.of_slab(words, i, place.half) for i in range(cfg.tiles.slabs)]
     row = cfg.tiles.row
-    if row.scales_at is None:
+    if not row.has_scales:
         return [None] * cfg.tiles.slabs
-    words = load_piece(smem.scales_address + key * row.scale_line_bytes)
+    words = load_piece(smem.lines_address + place.key * row.line_bytes)
     return [word.bitcast(Float32) for word in words]
 
 
@@ -91,12 +109,38 @@ def dequantize_rope(cfg, words: list, key, half, address):
         store_piece(address + inside, wide[WORDS * piece : WORDS * (piece + 1)])
 
 
-@dataclass(frozen=True)
-class Place:
-    """The part that a thread dequantizes: one key of a tile, and the first or second half of each slab."""
+def read_line(cfg, smem: Smem, key) -> list:
+    """The values of a key next to its rotary columns, four per word."""
+    address, words = smem.lines_address + key * cfg.tiles.row.line_bytes, []
+    for column in range(0, cfg.tiles.row.line_bytes, PIECE_BYTES):
+        words += load_piece(address + column)
+    return words
 
-    key: Int32
-    half: Int32
+
+@cute.jit
+def last_slab(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    slot: Slot,
+    place: Place,
+    scale: Float32,
+    k_address,
+    v_address,
+):
+    """Slab 3 whose second half are rotary columns, in their slot: they are copied, the values in lines dequantized."""
+    if place.half == 0:
+        dequantize_slab(
+            cfg, read_line(cfg, smem, place.key), scale, place.key, k_address, v_address
+        )
+    else:
+        tile, words = cfg.tiles.slab_tile(walks_keys=True), []
+        address = smem.kv_address + slot.index * cfg.tiles.kv_slot_bytes
+        for column in cutlass.range_constexpr(0, SPAN_BYTES, PIECE_BYTES):
+            words += load_piece(address + cfg.tiles.stored_tile.offset(place.key, column))
+        tensor_memory.store(k_address, words)
+        for piece in cutlass.range_constexpr(len(words) // WORDS):
+            at = v_address + tile.offset(place.key, piece * NUMBERS_OF_PIECE)
+            store_piece(at, words[WORDS * piece : WORDS * (piece + 1)])
 
 
 @cute.jit
@@ -114,12 +158,14 @@ def key_tile(
     key, half = place.key, place.half
     v_chunk = cfg.tiles.slab_tile(walks_keys=True).chunk_bytes
     kv.wait(at)
-    scales = scales_of_key(cfg, smem, key)
+    scales = scales_of_key(cfg, smem, place)
     for i in cutlass.range_constexpr(cfg.tiles.slabs):
         if cutlass.const_expr(i > 0):
             kv.wait(at)
-        words = read_slab(cfg, smem, at.index, key, half)
-        cute.arch.mbarrier_arrive(kv.empty + at.index)
+        slot, words, copies = at, [], cfg.tiles.row.rope_in_v and i == cfg.tiles.row.lines.slab
+        if cutlass.const_expr(not copies):
+            words = read_slab(cfg, smem, slot.index, key, half)
+            cute.arch.mbarrier_arrive(kv.empty + slot.index)
         at = at.next(kv.slots)
         buffer = i % K_BUFFERS
         if cutlass.const_expr(i < K_BUFFERS):
@@ -129,7 +175,11 @@ def key_tile(
         tensor_memory.fence_after()
         k_address = tmem + cfg.schedule.k_columns(cfg)[buffer] + half * (HALF // COLUMNS_OF_COLUMN)
         v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes + half * v_chunk
-        dequantize_slab(cfg, words, scales[i], key, k_address, v_address)
+        if cutlass.const_expr(copies):
+            last_slab(cfg, smem, slot, place, scales[i], k_address, v_address)
+            cute.arch.mbarrier_arrive(kv.empty + slot.index)
+        else:
+            dequantize_slab(cfg, words, scales[i], key, k_address, v_address)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
         if cutlass.const_expr(i == cfg.tiles.stored_slabs - 1):  # V is not read before all of K
@@ -161,13 +211,15 @@ def run(
     thread, _, _ = cute.arch.thread_idx()
     key = thread % cfg.tiles.BN  # the number of a warp selects its lanes of tensor memory
     half = (thread - cfg.warps.dequantize.start * WARP_SIZE) // cfg.tiles.BN
-    place = Place(key, half)
     at = Slot(Int32(0), Int32(0))
     tile, number = Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for _ in cutlass.range(count, unroll=1):
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        ahead = blocks.begin(cfg, args, work, key)
+        for n in cutlass.range(work.tiles.count, unroll=1):
+            following = blocks.read(cfg, args, work, key, work.tiles.first + n + 1, ahead)
+            place = Place(key, half, ahead)
             at = key_tile(cfg, smem, tmem, events, kv, at, tile, place)
-            tile = tile + 1
+            tile, ahead = tile + 1, following
         number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        work = queue.next(cfg, args, number)

@@ -2,7 +2,8 @@
 
 Rows of 656 bytes are those of FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla: 512 e4m3 values, four float32 scales,
 one per 128 values, and 64 rotary columns in bf16. Rows of 576 bytes are 8-bit values alone; their scales belong to the
-call (formats.py). Products and softmax are those of mla_decode in 16 bits; only the bytes read from memory are about
+call. Rows of 584 bytes are 448 e4m3 values and 64 rotary columns in bf16, which are values, too, and e8m0 scales
+(formats.py). Products and softmax are those of mla_decode in 16 bits; only the bytes read from memory are about
 half.
 
 Steady state of one CTA. A line is an issue slot, not a duration; the slab of a tile in parentheses.
@@ -52,11 +53,11 @@ class SM100MLAWiden(SM100MLADecode):
     """Forward attention on SM100 over a latent cache of 8 bits for 8 to 32 query rows a CTA: 512 threads."""
 
     def kv_operands(self, mK, mV):
-        """Operands of one cache: mK holds all its bytes, V is ignored. Scales of rows have their own descriptor."""
+        """Operands of one cache: mK holds all its bytes, V is ignored. Lines of rows have their own descriptor."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
-        of_scales = self.cfg.tiles.row.scale_line_bytes
-        if of_scales:
-            k = replace(k, rest=tma.narrow_operand(self.cfg, mK, of_scales))
+        of_lines = self.cfg.tiles.row.line_bytes
+        if of_lines:
+            k = replace(k, rest=tma.narrow_operand(self.cfg, mK, of_lines))
         return k, rows, k, rows
 
     @cute.jit

@@ -5,7 +5,8 @@
 
 The tensor map has byte elements, and a box may begin at any multiple of 16. TMA fills rows past the end of a sequence
 with zeros, scales included: these rows are V, and 0 * NaN is NaN. Keys missing from a list are zeros. Rows of 576 bytes
-have no scales, and their rotary columns are a fifth slab: TMA fills what is beyond the row with zeros.
+have no scales, and their rotary columns are a fifth slab: TMA fills what is beyond the row with zeros. Over rows of 584
+bytes the rotary columns are slab 3, with lines of the 64 values before them; blocks.py reads the scales.
 """
 
 import cutlass
@@ -21,7 +22,6 @@ from ...operands.tma import KVOperand
 from ...steps.loads import rows_of_tile
 from ...steps.warps import LoadWarp, TileToLoad
 from ..load import KV_HEAD, LatentSlots
-from .tiles import COLUMNS_OF_SCALE
 
 
 def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, line_bytes: int):
@@ -58,19 +58,16 @@ def load_tile(
     slab, row = at.slab, cfg.tiles.row
     for i in cutlass.range_constexpr(cfg.tiles.stored_slabs):
         kv.slabs.acquire(slab)
-        if cutlass.const_expr(i == 0 and row.scales_at is not None):
-            mbarrier = kv.slabs.get_k(slab, 0)
-            load_bytes(
-                *(cfg, args.k.rest, smem.scales_address, mbarrier, found),
-                *(row.scales_at, row.scale_line_bytes),
-            )
+        if cutlass.const_expr(row.lines is not None and row.lines.slab == i):
+            mbarrier, lines = kv.slabs.get_k(slab, 0), (row.lines.first, row.lines.nbytes)
+            load_bytes(cfg, args.k.rest, smem.lines_address, mbarrier, found, *lines)
         else:
             mbarrier = kv.slabs.get_v(slab)
         address = smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
-        load_bytes(cfg, args.k, address, mbarrier, found, i * COLUMNS_OF_SCALE, SPAN_BYTES)
+        load_bytes(cfg, args.k, address, mbarrier, found, row.first_byte(i), SPAN_BYTES)
         slab = kv.slabs.commit_step(slab)
     rope = at.rope
-    if cutlass.const_expr(not row.dequantizes_rope):
+    if cutlass.const_expr(not (row.dequantizes_rope or row.rope_in_v)):
         kv.rope.acquire(rope)
         mbarrier = kv.rope.get_v(rope)
         load_bytes(cfg, args.k, smem.rope_address, mbarrier, found, row.rope_at, SPAN_BYTES)

@@ -61,10 +61,12 @@ class DequantizedSlabs(Products):
             multiply_slab(cfg, smem, tmem + k_columns[i % K_BUFFERS], s_address, i)
             if i < K_BUFFERS:
                 events.k_free.commit(i)
-        rope.wait(at)
-        multiply_kq(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, cfg.ov_depth)
+        has_rope = cfg.tiles.rope_slot_bytes > 0
+        if has_rope:
+            rope.wait(at)
+            multiply_kq(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, cfg.ov_depth)
         events.s_ready.commit(buffer)
-        if not cfg.tiles.p_over_rope:
+        if has_rope and not cfg.tiles.p_over_rope:
             rope.release_slot(at)
 
     def finish_tile(self, cfg, mma, at, tile, accumulate):

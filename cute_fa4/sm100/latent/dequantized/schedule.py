@@ -21,13 +21,13 @@ from ...blueprint.problem import Problem
 from ...few_rows.barriers import S_BUFFERS
 from ..schedule import LatentTile, depths_not_built
 from . import barriers
-from .formats import STORED, format_of
-from .smem_map import ROPE_SLOTS, RowsSmem, slots_that_fit, smem_map
+from .formats import STORED, STORED_IN_PAGES, format_of
+from .smem_map import RowsSmem, rope_slots, slots_that_fit, smem_map
 from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
 
 HIGHEST = 32  # rows of a tile: 64 leave no room for stored slabs
-__all__ = ["STORED", "LatentRows", "not_built"]
+__all__ = ["STORED", "STORED_IN_PAGES", "LatentRows", "not_built"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LatentRows(LatentTile):
 def not_built(problem: Problem) -> list[str]:
     """Reasons why this family does not support a problem."""
     row = format_of(problem)
-    rows = f"rows of {row.nbytes} bytes"
+    rows = f"rows of {row.bytes_with_scales} bytes"
     why = []
     for name, accepted in row.fields:
         if getattr(problem, name) not in accepted:
@@ -85,7 +85,7 @@ def not_built(problem: Problem) -> list[str]:
             )
     if problem.kv_layout != "paged":
         why.append(f"kv_layout={problem.kv_layout!r} is not supported for {rows}: use 'paged'")
-    if problem.descales and row.scales_at is not None:
+    if problem.descales and row.has_scales:
         why.append(f"descales={problem.descales!r}: {rows} have their scales with them: use ''")
     if problem.page_heads_first:
         why.append("page_heads_first=True: a latent cache has one head: use False")
@@ -94,13 +94,13 @@ def not_built(problem: Problem) -> list[str]:
         why.append(
             f"o_dtype={problem.o_dtype!r} is not supported for qkv_dtype={problem.qkv_dtype!r}: use {output!r}"
         )
-    return why + depths_not_built(problem)
+    return why + depths_not_built(problem, row.depths)
 
 
 @lru_cache(maxsize=256)
 def layout(warps: RowsWarpRoles, tiles: RowsTiles) -> tuple[BarrierTable, RowsSmem]:
     """Barrier table and shared memory map depend on each other: the ring fills what a kernel without slots leaves."""
-    of_rope = ROPE_SLOTS, tiles.row.dequantizes_rope
+    of_rope = rope_slots(tiles.row), tiles.row.dequantizes_rope
     slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, *of_rope)))
     table = barriers.table(warps, slots, *of_rope)
     return table, smem_map(tiles, warps, table)

@@ -6,7 +6,7 @@ kv            kv_slots * 16 KiB        ring of stored slabs: 128 bytes of every 
 v             4 * 32 KiB               the slabs of a key tile in 16 bits: V of the four outputs
 rope          16 KiB                   the rotary columns of a key tile
 p             p_tile.nbytes            P: a line for each key; with 32 rows it reuses rope
-scales        4 KiB                    the scales of a key tile, if rows have them
+lines         128 * line_bytes         scales or values next to a slab (formats.py): 4 KiB over rows of 656 bytes
 exchanged     2 * 512                  as in few_rows/smem_map.py, from here on
 row_values    2 * 512
 work_queue    112
@@ -16,6 +16,8 @@ tmem_address  4
 rows      Q         slots        wide slabs   rope     P
 8, 16     18 KiB    3 x 16 KiB   128 KiB      16 KiB   4 KiB
 32        36 KiB    2 x 16 KiB   128 KiB      16 KiB   reuses rope
+
+Over rows of 584 bytes Q has 512 columns, there is no rope, and P has its own place with 32 rows, too.
 """
 
 from dataclasses import dataclass, replace
@@ -25,14 +27,19 @@ from ...blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_
 from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
 from .barriers import SLABS
+from .formats import RowFormat
 from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
 
 BARRIERS_PER_SLOT = 2  # full and empty
-# A thread reads the scales of a key tile before it frees the first slab. The next scales are copied together with the
-# first slab of the next tile: with more slots than slabs they could overwrite scales that are still to be read.
+# A thread reads the line of a key before it frees the slab next to it. The next lines are copied together with the
+# same slab of the next tile: with more slots than slabs they could overwrite lines that are still to be read.
 MOST_SLOTS = SLABS
-ROPE_SLOTS = 1
+
+
+def rope_slots(row: RowFormat) -> int:
+    """Slots of the ring of rotary columns, which has none if they are in a slab."""
+    return 0 if row.rope_in_v else 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class RowsSmem(SmemMap):
     v: Region
     rope: Region
     p: Region
-    scales: Region
+    lines: Region
     exchanged: Region
     row_values: Region
     work_queue: Region
@@ -57,9 +64,9 @@ def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> Row
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         v=SLABS * tiles.wide_slab_bytes,
-        rope=ROPE_SLOTS * tiles.rope_slot_bytes,
+        rope=rope_slots(tiles.row) * tiles.rope_slot_bytes,
         p=0 if tiles.p_over_rope else tiles.p_tile.nbytes,
-        scales=tiles.scale_bytes,
+        lines=tiles.line_bytes,
         exchanged=(rows, in_warps, 2),
         row_values=(rows, in_warps, tiles.row_values),
         work_queue=WORK_QUEUE_BYTES,

@@ -5,6 +5,8 @@
                                                      memory, where a key is a lane, and V in shared memory, MN-major,
                                                      a line for each key
     scales        128 keys x 32 bytes, of which 16   -
+    slab 3 of     128 keys x 128 bytes of rotary     as the others; rotary columns are the same bytes
+    584 bytes     columns, and x 64 bytes
     rotary        128 keys x 128 bytes, swizzled     the same bytes, K-major; of 8 bits, loaded as a slab: 16 bits there
     Q             rows x 1152 bytes                  the same bytes: K-major
 
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 
 from cute_fa4.layouts.operand_tiles import KMajorTile
 
-from ...blueprint.problem import COLUMNS_OF_SCALE, Problem
+from ...blueprint.latent_rows import COLUMNS_OF_SCALE
+from ...blueprint.problem import Problem
 from ...blueprint.tiles import KEYS_PER_TILE
 from ..tiles import LatentTiles
 from .formats import RowFormat, format_of
@@ -62,14 +65,19 @@ class RowsTiles(LatentTiles):
         return KMajorTile(self.BN, COLUMNS_OF_SCALE, bits=8)
 
     @property
-    def scale_bytes(self) -> int:
-        """Bytes of the scales of all keys of a tile."""
-        return self.BN * self.row.scale_line_bytes
+    def line_bytes(self) -> int:
+        """Bytes of the lines of all keys of a tile (formats.py)."""
+        return self.BN * self.row.line_bytes
 
     @property
     def bytes_of_stages(self) -> tuple[int, ...]:
-        """The scales are loaded with the first slab."""
-        return (self.kv_slot_bytes + self.scale_bytes,)
+        """Lines are loaded with a slab."""
+        return (self.kv_slot_bytes + self.line_bytes,)
+
+    @property
+    def rope_slot_bytes(self) -> int:
+        """Rotary columns that are values, too, are in a slab."""
+        return 0 if self.row.rope_in_v else self.rope_tile.nbytes
 
     @property
     def pages_come_whole(self) -> bool:
@@ -79,7 +87,7 @@ class RowsTiles(LatentTiles):
     @property
     def p_over_rope(self) -> bool:
         """With 32 rows P overwrites the rotary columns, which leaves room for a second slot of the ring."""
-        return self.rows == 32
+        return self.rows == 32 and not self.row.rope_in_v
 
     # ---- dequantized
 

@@ -97,10 +97,11 @@ class OfPair(Products):
             multiply_qk(cfg, smem, k, address, s_address, i * UNIT_COLUMNS)
             kv.units.release_slot(unit)
             unit = unit.next(kv.units.slots)
-        kv.rope.wait(at.rope)
-        address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-        multiply_qk(cfg, smem, cfg.tiles.rope_tile, address, s_address, LATENT_DEPTH)
-        kv.rope.release_slot(at.rope)
+        if cfg.tiles.rope_slot_bytes:
+            kv.rope.wait(at.rope)
+            address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+            multiply_qk(cfg, smem, cfg.tiles.rope_tile, address, s_address, LATENT_DEPTH)
+            kv.rope.release_slot(at.rope)
         events.s_ready.commit(buffer)
         return UsePosition(unit, at.rope.next(kv.rope.slots))
 

@@ -23,9 +23,10 @@ from ...blueprint.problem import Problem
 from ...blueprint.row_schedule import default_rescale_log2, lag_contradictions, starts_early
 from ...blueprint.tiles import ROWS_PER_Q_TILE
 from ...few_rows.warp_roles import SwappedWarpRoles
+from ..schedule import DEPTHS, depths_not_built
 from . import barriers
 from .smem_map import LatentPairSmem, slots_that_fit, smem_map
-from .tiles import CTAS, LATENT_DEPTH, ROPE_DEPTH, LatentPairTiles
+from .tiles import CTAS, LatentPairTiles
 
 WARPS = SwappedWarpRoles(softmax=range(0, 8), mma=range(8, 9), load=range(9, 10))
 S_BUFFERS = 2  # S of the next key tile is computed during the softmax of this one; buffer: tile & 1
@@ -97,18 +98,16 @@ STORED = {
 }  # a row of the cache has q's dtype
 
 
-def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
+def not_built(
+    problem: Problem, stored: dict = STORED, depths: tuple[int, int] = DEPTHS
+) -> list[str]:
     """Reasons why pairs over a latent cache do not support a problem; they serve one call, without these options.
 
-    stored: the required dtypes of a row of the cache
+    stored: the required dtypes of a row of the cache; depths: its columns of K and of V
     """
-    depths = (problem.qk_depth, problem.ov_depth)
-    if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
-        return [
-            f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
-            f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
-        ]
-    why = []
+    why = depths_not_built(problem, depths)
+    if why:
+        return why
     o_dtype = problem.operand.out
     if problem.is_quantized and problem.o_dtype in UNQUANTIZED:
         o_dtype = problem.o_dtype

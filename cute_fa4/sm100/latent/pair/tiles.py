@@ -54,7 +54,7 @@ class LatentPairTiles(Tiles):
     @property
     def qk_mma_shape(self) -> tuple[int, int, int]:
         """(M, N, K) of S = Q K^T."""
-        return (ROWS_PER_Q_TILE, self.BN, LATENT_DEPTH + ROPE_DEPTH)
+        return (ROWS_PER_Q_TILE, self.BN, self.problem.qk_depth)
 
     @property
     def pv_mma_shape(self) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from cutlass import Float32, Int32
 from cute_fa4.layouts.scalars import choose
 
 from ...blueprint.chip import WARP_SIZE
+from ...operands.kv_buffer import SPAN_BYTES
 from ...pair.sync import PairProducer, arrive_at_leader
 from ...steps.pieces import WORDS, load_piece
 from ...steps.store import PIECE_BYTES, store_piece
@@ -29,9 +30,11 @@ from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
+from ..dequantized import blocks
+from ..dequantized.blocks import BLOCKS_OF_SLAB, chosen, of_byte
 from ..dequantized.dequantize import ROPE_HALF, dequantized
 from ..dequantized.tiles import WIDE_BYTES
-from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
+from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 from .warp_roles import DEQUANTIZE_GROUPS
 
 HALF = UNIT_COLUMNS // 2  # columns of a unit per thread
@@ -105,12 +108,18 @@ class Place:
         return Place(thread % UNIT_KEYS, number % CHUNKS, number // CHUNKS)
 
 
-def scales_of_key(cfg, address, place: Place, second) -> list:
-    """Scales of columns 0-127 and 256-383 of this thread's key, or (second) of the next 128 after each."""
+def scales_of_key(cfg, address, place: Place, second, of_blocks: tuple | None) -> list:
+    """Scales of columns 0-127 and 256-383 of this thread's key, or (second) of the next 128 after each.
+
+    of_blocks: words of the scales of its blocks, of which a thread has one in each 128 columns; None: there are none
+    """
     row = cfg.tiles.row
-    if row.scales_at is None:
+    if of_blocks is not None:
+        byte = Int32(choose(second, 1, 0)) * BLOCKS_OF_SLAB + place.half
+        return [of_byte(word, byte) for word in of_blocks]
+    if not row.has_scales:
         return [None] * (UNITS // DEQUANTIZE_GROUPS)
-    words = load_piece(address + cfg.tiles.scales_at + place.key * row.scale_line_bytes)
+    words = load_piece(address + cfg.tiles.lines_at + place.key * row.line_bytes)
     return [
         Int32(choose(second, words[i + 1], words[i])).bitcast(Float32)
         for i in range(0, len(words), 2)
@@ -142,20 +151,65 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
             store_piece(chunk + tile.offset(place.key, column), four)
 
 
-def two_units(cfg, smem: Smem, rings: Dequantizer, at: Position, place: Place, second) -> Position:
-    """Dequantize this warpgroup's two of four units, which have the same keys. second: their column blocks are odd."""
+def release(ring: KVConsumerPipeline, slot: Slot):
+    """Tell the load warp that this warp has read its part of a slot."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(ring.empty + slot.index)
+
+
+@cute.jit
+def last_unit(
+    cfg: cutlass.Constexpr,
+    stored: Int32,
+    address: Int32,
+    place: Place,
+    scale: Float32,
+    second: cutlass.Boolean,
+):
+    """A unit whose second half are rotary columns, if it is the last of four; they are copied.
+
+    stored, address: of its slots in both rings
+    """
+    if second & (place.half == 1):
+        tile, words = cfg.tiles.k_tile, []
+        for column in cutlass.range_constexpr(0, SPAN_BYTES, PIECE_BYTES):
+            words += load_piece(stored + cfg.tiles.stored_tile.offset(place.key, column))
+        for piece in cutlass.range_constexpr(len(words) // WORDS):
+            at = tile.chunk_bytes + tile.offset(place.key, piece * PIECE_BYTES // WIDE_BYTES)
+            store_piece(address + at, words[WORDS * piece : WORDS * (piece + 1)])
+    elif second:
+        line, words = stored + cfg.tiles.lines_at + place.key * cfg.tiles.row.line_bytes, []
+        for column in cutlass.range_constexpr(0, HALF, PIECE_BYTES):
+            words += load_piece(line + column)
+        write_unit(cfg, address, place, words, scale)
+    else:
+        write_unit(cfg, address, place, read_unit(cfg, stored, place), scale)
+
+
+def two_units(
+    cfg, smem: Smem, rings: Dequantizer, at: Position, place: Place, second, of_blocks: tuple | None
+) -> Position:
+    """Dequantize this warpgroup's two of four units, which have the same keys. second: their column blocks are odd.
+
+    of_blocks: as in scales_of_key
+    """
     scales: list = []
     for i in range(UNITS // DEQUANTIZE_GROUPS):
         rings.stored.wait(at.stored)
         stored = smem.stored_address + at.stored.index * cfg.tiles.stored_bytes
-        words = read_unit(cfg, stored, place)
-        scales = scales or scales_of_key(cfg, stored, place, second)
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(rings.stored.empty + at.stored.index)
+        copies = cfg.tiles.row.rope_in_v and i == cfg.tiles.row.lines.slab // CTAS
+        words = [] if copies else read_unit(cfg, stored, place)
+        scales = scales or scales_of_key(cfg, stored, place, second, of_blocks)
+        if not copies:
+            release(rings.stored, at.stored)
         rings.wide.acquire(at.wide)
         address = smem.kv_address + at.wide.index * cfg.tiles.kv_slot_bytes
-        write_unit(cfg, address, place, words, scales[i])
+        if copies:
+            last_unit(cfg, stored, address, place, scales[i], second)
+            release(rings.stored, at.stored)
+        else:
+            write_unit(cfg, address, place, words, scales[i])
         cute.arch.fence_proxy("async.shared", space="cta")
         arrive_at_leader(rings.wide.full + at.wide.index, of_shared=True)
         at = rings.next(at)
@@ -170,9 +224,7 @@ def rotary_columns(
     if place.group == 0:
         rings.stored_rope.wait(rope)
         words = read_unit(cfg, smem.stored_rope_address, place, ROPE_HALF)
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(rings.stored_rope.empty + rope.index)
+        release(rings.stored_rope, rope)
         rings.wide_rope.acquire(free_of(rope))
         tile, wide = cfg.tiles.rope_tile, dequantized(cfg, words, None)
         for piece in cutlass.range_constexpr(len(wide) // WORDS):
@@ -193,19 +245,33 @@ def run(
 ):
     """Process every work tile: K of a key tile, then V of the previous one; at the end also V of the last one."""
     place, number = Place.here(cfg), Int32(0)
-    at = rings.first(place.group)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
+    at, rank = rings.first(place.group), rank_in_cluster()
+    own_k, own_v = place.key + rank * UNIT_KEYS, place.key + place.group * UNIT_KEYS
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        first, count = work.tiles.first, work.tiles.count
+        of_k = blocks.begin(cfg, args, work, own_k)
+        of_v = blocks.begin(cfg, args, work, own_v)
         for n in cutlass.range(count, unroll=1):
+            following = blocks.read(cfg, args, work, own_k, first + n + 1, of_k)
             turns = 1 + choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
             for turn in cutlass.range(turns, unroll=1):  # K, then V of turns - 1 key tiles
-                second = choose(turn == 0, place.group, rank_in_cluster()) != 0
-                at = two_units(cfg, smem, rings, at, place, second)
+                second = choose(turn == 0, place.group, rank) != 0
+                of_blocks = None
+                if cutlass.const_expr(of_k is not None):
+                    of_blocks = chosen(turn == 0, of_k, of_v).words
+                at = two_units(cfg, smem, rings, at, place, second, of_blocks)
+                if cutlass.const_expr(of_v is not None):
+                    # V of the tile after that of this turn; nothing is read in the turn of K.
+                    m = choose(turn == 0, count, n + turn - choose(n > 0, 1, 0))
+                    of_next = blocks.read(cfg, args, work, own_v, first + m, of_v)
+                    of_v = chosen(turn == 0, of_v, of_next)
                 if cutlass.const_expr(cfg.tiles.row.dequantizes_rope):
                     if turn == 0:
                         rotary_columns(cfg, smem, rings, at.rope, place)
                     phase = at.rope.phase ^ choose(turn == 0, 1, 0)
                     at = replace(at, rope=Slot(at.rope.index, phase))
+            of_k = following
         number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        work = queue.next(cfg, args, number)
     rings.drain(at)

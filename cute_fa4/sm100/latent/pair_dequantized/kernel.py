@@ -77,12 +77,12 @@ class SM100MLAWidenPair(SM100MLAPair):
     consumer_pipeline = WideConsumer
 
     def kv_operands(self, mK, mV):
-        """Operands of one cache, all in mK: units and scales take the place of K, rotary columns that of V."""
+        """Operands of one cache, all in mK: units and lines take the place of K, rotary columns that of V."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
         row = self.cfg.tiles.row
-        rope = k if row.dequantizes_rope else self.rope_operand(mK, k)
-        if row.scale_line_bytes:
-            k = replace(k, rest=tma.narrow_operand(self.cfg, mK, row.scale_line_bytes))
+        rope = k if row.dequantizes_rope or row.rope_in_v else self.rope_operand(mK, k)
+        if row.line_bytes:
+            k = replace(k, rest=tma.narrow_operand(self.cfg, mK, row.line_bytes))
         return k, rows, rope, rows
 
     def rope_operand(self, mK, k: KVOperand) -> KVOperand:
@@ -99,8 +99,8 @@ class SM100MLAWidenPair(SM100MLAPair):
         cta, cfg = super().prologue(base, mbarriers), self.cfg
         table, tiles = cfg.barriers, cfg.tiles
         ring = table.ring(mbarriers, "stored", STORED_SLOT)
-        with_scales, without = (tiles.stored_bytes,), tiles.scales_at
-        stored = TMAProducerPipeline(**ring, k_bytes=with_scales, v_bytes=without)
+        with_lines, without = (tiles.stored_bytes,), tiles.lines_at
+        stored = TMAProducerPipeline(**ring, k_bytes=with_lines, v_bytes=without)
         producer = replace(cta.producer, units=stored)
         dequantizer = Dequantizer(KVConsumerPipeline(**ring), cta.producer.units)
         consumer = cta.consumer

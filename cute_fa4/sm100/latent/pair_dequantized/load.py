@@ -7,7 +7,8 @@
 The first two of four units bring scales: two warpgroups take units in turn and keep the scales for their next unit.
 Only the dequantize warps of this CTA wait for its units. Rotary columns of 16 bits go where the MMAs of both CTAs read
 them, and signal the mbarrier of CTA 0; those of 8 bits go to a place of this CTA, for its dequantize warps. TMA fills
-rows past the end of a sequence with zeros, scales included.
+rows past the end of a sequence with zeros, scales included. Over rows of 584 bytes the rotary columns are the fourth
+unit, with lines of the values before them (tiles.py).
 """
 
 from dataclasses import replace
@@ -16,6 +17,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_fa4.dtypes import DTYPES
+from cute_fa4.layouts.scalars import choose
 from cute_fa4.tma import copies
 
 from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
@@ -23,8 +25,7 @@ from ...operands.tma import KVOperand
 from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import Slot
 from ..pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
-from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
-from .warp_roles import DEQUANTIZE_GROUPS
+from ..pair.tiles import CTAS, UNIT_KEYS
 
 
 def load_bytes(
@@ -45,27 +46,28 @@ def load_bytes(
         )
 
 
-def load_unit(cfg, args: KernelArgs, smem: Smem, kv, rows, block, slot: Slot, scales: bool) -> Slot:
-    """Load 128 columns of 64 keys, block `block` of four; scales: also load the scales of these keys."""
+def load_unit(cfg, args: KernelArgs, smem: Smem, kv, rows, first, slot: Slot, lines: bool) -> Slot:
+    """Load a unit of 64 keys, 128 bytes of each from byte `first` on; lines: also load the lines of these keys."""
     kv.units.acquire(slot)
-    mbarrier = kv.units.get_k(slot, 0) if scales else kv.units.get_v(slot)
+    mbarrier = kv.units.get_k(slot, 0) if lines else kv.units.get_v(slot)
     address = smem.stored_address + slot.index * cfg.tiles.stored_bytes
-    load_bytes(cfg, args.k, address, mbarrier, rows, block * UNIT_COLUMNS, SPAN_BYTES)
-    if scales:
-        places = address + cfg.tiles.scales_at
-        row = cfg.tiles.row
-        of_scales = row.scales_at, row.scale_line_bytes
-        load_bytes(cfg, args.k.rest, places, mbarrier, rows, *of_scales)
+    load_bytes(cfg, args.k, address, mbarrier, rows, first, SPAN_BYTES)
+    if lines:
+        of_row = cfg.tiles.row.lines
+        places = address + cfg.tiles.lines_at
+        load_bytes(cfg, args.k.rest, places, mbarrier, rows, of_row.first, of_row.nbytes)
     return kv.units.commit_step(slot)
 
 
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
-    """Load this CTA's half of the keys, with all columns, and their scales once per dequantize warpgroup."""
+    """Load this CTA's half of the keys, with all columns; scales in lines once per dequantize warpgroup."""
     rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
     slot, row = at.unit, cfg.tiles.row
     for block in range(cfg.tiles.k_units):
-        scales = row.scales_at is not None and block < DEQUANTIZE_GROUPS
-        slot = load_unit(cfg, args, smem, kv, rows, block, slot, scales)
+        first, lines = row.first_byte(block), cfg.tiles.lines_with_k(block)
+        slot = load_unit(cfg, args, smem, kv, rows, first, slot, lines)
+    if row.rope_in_v:
+        return replace(at, unit=slot)
     kv.rope.acquire(at.rope)
     mbarrier = kv.rope.get_v(at.rope)
     if row.dequantizes_rope:
@@ -78,12 +80,13 @@ def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadP
 
 
 def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
-    """Load all keys, with this CTA's half of the columns of each product; scales with the first one."""
+    """Load all keys, with this CTA's half of the columns of each product."""
     tiles, rank = cfg.tiles, cute.arch.block_idx_in_cluster()
     parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
     for output in range(tiles.outputs):
         for rows in parts:
-            block = CTAS * output + rank
-            scales = tiles.row.scales_at is not None and output == 0
-            slot = load_unit(cfg, args, smem, kv, rows, block, slot, scales)
+            of_ranks = (tiles.row.first_byte(CTAS * output + other) for other in range(CTAS))
+            first = choose(rank == 0, *map(Int32, of_ranks))
+            lines = tiles.lines_with_v(output)
+            slot = load_unit(cfg, args, smem, kv, rows, first, slot, lines)
     return slot

@@ -13,11 +13,13 @@ from typing import ClassVar
 
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.problem import Problem
+from ..dequantized.formats import format_of
 from ..dequantized.schedule import not_built as rows_not_built
+from ..dequantized.smem_map import rope_slots
 from ..pair import schedule as pair
 from ..pair.schedule import LatentPair
 from . import barriers
-from .smem_map import KV_SLOTS, ROPE_SLOTS, STORED_SLOTS, RowsPairSmem, smem_map
+from .smem_map import KV_SLOTS, STORED_SLOTS, RowsPairSmem, smem_map
 from .tiles import RowsPairTiles
 from .warp_roles import RowsPairWarpRoles
 
@@ -45,13 +47,17 @@ class LatentRowsPair(LatentPair):
                 f"descales={problem.descales!r}: scales of each key are not supported for pairs over a latent cache: "
                 "use schedule=LatentRows(rows=32), or k and v, scales of each sequence"
             )
-        why += [reason for reason in pair.not_built(problem, stored={}) if reason not in why]
+        why += [
+            reason
+            for reason in pair.not_built(problem, {}, format_of(problem).depths)
+            if reason not in why
+        ]
         return why
 
 
 @lru_cache(maxsize=256)
 def layout(warps: RowsPairWarpRoles, tiles: RowsPairTiles) -> tuple[BarrierTable, RowsPairSmem]:
     """The barrier table, and the shared memory map with room for it."""
-    of_rope = ROPE_SLOTS, tiles.row.dequantizes_rope
+    of_rope = rope_slots(tiles.row), tiles.row.dequantizes_rope
     table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, *of_rope)
     return table, smem_map(tiles, warps, table)

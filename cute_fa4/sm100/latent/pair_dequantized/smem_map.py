@@ -3,7 +3,7 @@
 field         bytes                       what
 q             73728                       Q: 64 rows of 576 columns
 kv            4 * 16384                   ring of dequantized units: 64 keys x 128 columns bf16
-stored        6 * 10240                   ring of stored units, with room for the scales of their keys
+stored        6 * 10240                   ring of stored units, with room for the lines of their keys: of 32 or 64 bytes
 rope          1 * 8192                    ring of the rotary columns of 64 keys
 stored_rope   8192                        the same of 8 bits, as they are stored, if they have 8
 p             16384                       P: 64 rows x 128 keys
@@ -25,7 +25,7 @@ from .tiles import RowsPairTiles
 from .warp_roles import RowsPairWarpRoles
 
 # Numbers of unit slots are even: each dequantize warpgroup has half of them.
-KV_SLOTS, STORED_SLOTS, ROPE_SLOTS = 4, 6, 1
+KV_SLOTS, STORED_SLOTS = 4, 6
 
 
 @dataclass(frozen=True)

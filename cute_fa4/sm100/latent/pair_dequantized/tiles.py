@@ -8,7 +8,8 @@ Products, rows and units are those of latent/pair/tiles.py. Memory traffic is ab
     rotary columns        64 x 128 bytes, bf16, not converted
 
 Rows of 576 bytes (dequantized/formats.py) have no scales, and their rotary columns are stored and dequantized as half
-of a unit.
+of a unit. Over rows of 584 bytes the rotary columns are the last half of the fourth column block, stored as a unit,
+with 64 bytes of the values before them; the scales are not in shared memory.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from cute_fa4.layouts.operand_tiles import KMajorTile
 
 from ..dequantized.formats import RowFormat, format_of
-from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
+from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,30 @@ class RowsPairTiles(LatentPairTiles):
         return KMajorTile(UNIT_KEYS, UNIT_COLUMNS, bits=8)
 
     @property
-    def scales_at(self) -> int:
-        """Offset of the first scale in a slot of the ring of stored units."""
+    def lines_at(self) -> int:
+        """Offset of the first line (dequantized/formats.py) in a slot of the ring of stored units."""
         return self.stored_tile.nbytes
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of such a slot."""
-        return self.scales_at + UNIT_KEYS * self.row.scale_line_bytes
+        return self.lines_at + UNIT_KEYS * self.row.line_bytes
+
+    def lines_with_k(self, block: int) -> bool:
+        """Whether lines come with a column block of K: scales with that of each dequantize warpgroup."""
+        lines = self.row.lines
+        if lines is None:
+            return False
+        return block == lines.slab if self.row.rope_in_v else block // CTAS == lines.slab // CTAS
+
+    def lines_with_v(self, output: int) -> bool:
+        """Whether lines come with the column block of V that a CTA has of an output."""
+        return self.row.lines is not None and output == self.row.lines.slab // CTAS
+
+    @property
+    def rope_slot_bytes(self) -> int:
+        """Rotary columns that are values, too, are in a unit."""
+        return 0 if self.row.rope_in_v else self.rope_tile.nbytes
 
     @property
     def stored_rope_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Up to 32 rows over latent caches of 656 bytes a row agree with float64."""
+"""Up to 32 rows over latent caches of 656 and of 584 bytes a row agree with float64."""
 
 import pytest
 import torch
@@ -10,6 +10,12 @@ CALLS = {
         *(16, 2, 64, (300, 5, 0), "hostile"), options={"causal": True}
     ),
     "by index": Call(16, 2, 64, (400,), "hostile", listed=150, options={"num_splits": 1}),
+    "584 bytes, by index": Call(16, 2, 64, (400,), "hostile", listed=150, row_bytes=584),
+    "584 bytes, 32 rows, causal, a sequence without keys": Call(
+        *(16, 2, 64, (300, 5, 0), "hostile", torch.float8_e4m3fn),
+        options={"causal": True, "num_splits": 1},
+        row_bytes=584,
+    ),
 }
 FURTHER = {
     "32 heads": Call(
@@ -17,6 +23,8 @@ FURTHER = {
     ),
     "gathered": Call(16, 1, 5, (300, 7), "hostile", options={"num_splits": 2}),
     "8 heads, pages of a tile": Call(8, 1, 128, (400,), "random"),
+    "584 bytes, 8 heads, pages of an odd size": Call(8, 1, 5, (40, 7), "random", row_bytes=584),
+    "584 bytes, one page": Call(8, 1, 128, (100,), "random", torch.int8, 30, row_bytes=584),
 }
 
 

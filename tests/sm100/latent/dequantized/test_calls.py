@@ -1,4 +1,4 @@
-"""Refusals of calls over rows of 656 bytes, and the function that writes such rows."""
+"""Refusals of calls over rows of 656 and of 584 bytes, and the function that writes such rows."""
 
 import pytest
 import torch
@@ -16,13 +16,41 @@ CALL = dict(
 )
 
 
+# Pages of 16 rows take 9344 bytes, and begin a multiple of 576 bytes apart.
+IN_PAGES = torch.zeros(4, 9792, dtype=torch.uint8)[:, : 16 * 584].view(4, 16, 1, 584)
+OF_512 = dict(k_cache=IN_PAGES, q=CALL["q"][..., :512])
+
+
 @pytest.mark.parametrize(
     "given, error, text",
     [
         (dict(q=CALL["q"].half()), TypeError, "q: dtype torch.float16.*accepted: torch.bfloat16"),
         (dict(k_cache=ROWS.half()), TypeError, "k_cache: dtype torch.float16 with rows of 656"),
         (dict(descale_k=torch.ones(1)), TypeError, "descale_k: given with rows of 656"),
-        (dict(k_cache=ROWS[..., :584]), ValueError, "k_cache: 584 columns"),
+        (dict(k_cache=ROWS[..., :580]), ValueError, "k_cache: 580 columns"),
+        (
+            OF_512 | dict(k_cache=ROWS[..., :584]),
+            ValueError,
+            "k_cache: strides .* with rows of 584 bytes; accepted: pages a",
+        ),
+        (
+            dict(k_cache=IN_PAGES),
+            ValueError,
+            "q: head_dim 576.*over rows of 584 bytes; accepted: 512",
+        ),
+        (OF_512 | dict(q=OF_512["q"].half()), TypeError, "q: dtype torch.float16 over rows of 584"),
+        (
+            OF_512 | dict(k_cache=IN_PAGES.view(torch.float8_e5m2)),
+            TypeError,
+            "k_cache: dtype .*with rows of 584",
+        ),
+        (OF_512 | dict(descale_k=torch.ones(1)), TypeError, "descale_k: given with rows of 584"),
+        (
+            OF_512 | dict(k_cache=IN_PAGES[:, :, 0]),
+            ValueError,
+            "k_cache: shape .*accepted: .*1, 584",
+        ),
+        (OF_512 | dict(block_table=None), TypeError, "block_table: a NoneType"),
         (
             dict(k_cache=ROWS[..., :576], is_fp8_kvcache=True),
             ValueError,

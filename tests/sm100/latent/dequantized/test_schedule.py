@@ -4,10 +4,14 @@ import pytest
 
 from cute_fa4.sm100.blueprint.barriers import reuse_text
 from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose.choose_config import LATENT_ROW_BYTES, choose_config
+from cute_fa4.sm100.choose.choose_config import (
+    LATENT_BYTES_IN_PAGE,
+    LATENT_ROW_BYTES,
+    choose_config,
+)
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.latent.dequantized import barriers
-from cute_fa4.sm100.latent.dequantized.schedule import STORED, LatentRows
+from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES, LatentRows
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
 COUNTS = dict(
@@ -29,6 +33,7 @@ PROBLEM = dict(
 
 
 OF_576 = dict(rope_dtype=None, scale_dtype=None)  # of the fields of STORED
+OF_584 = STORED_IN_PAGES | dict(qk_depth=512, page_size=1)
 
 
 def config(rows=16, **choices) -> FA4Config:
@@ -53,7 +58,7 @@ def test_sizes_by_rows(rows):
     assert (smem.q.nbytes, smem.kv.nbytes, smem.v.nbytes) == (q, slots * 16 * KIB, 4 * 32 * KIB)
     assert (cfg.barriers.kv_slots, smem.p.nbytes, cfg.tmem.used) == (slots, p, columns)
     assert (smem.p.offset == smem.rope.offset) == (rows == 32)
-    tiles = (smem.q, smem.kv, smem.v, smem.rope, smem.p, smem.scales)
+    tiles = (smem.q, smem.kv, smem.v, smem.rope, smem.p, smem.lines)
     assert all(region.offset % KIB == 0 for region in tiles)
     # The scales of a key tile are read before its first slab is freed: no slot more than a key tile has slabs.
     assert slots <= 4 and smem.nbytes <= SMEM_CAPACITY_BYTES < smem.nbytes + 16 * KIB
@@ -65,7 +70,7 @@ def test_rows_of_576_bytes_have_no_scales_and_a_fifth_slab(rows):
     cfg, other = config(rows, **OF_576), config(rows)
     assert cfg.refusals() == [] and cfg.stored_depth == cfg.tiles.row.nbytes == 576
     assert (cfg.tiles.stored_slabs, other.tiles.stored_slabs) == (5, 4)
-    assert (cfg.smem.scales.nbytes, other.smem.scales.nbytes) == (0, 128 * 32)
+    assert (cfg.smem.lines.nbytes, other.smem.lines.nbytes) == (0, 128 * 32)
     assert cfg.barriers.kv_slots == other.barriers.kv_slots
     assert {b.name: b.count for b in cfg.barriers.rows} == COUNTS | dict(rope_full=256)
     by_name = {
@@ -76,6 +81,26 @@ def test_rows_of_576_bytes_have_no_scales_and_a_fifth_slab(rows):
     }  # fmt: skip
     unlike = [a.name for a, b in zip(cfg.barriers.rows, other.barriers.rows, strict=True) if a != b]
     assert unlike == list(by_name)
+
+
+# rows -> bytes of Q, slots of stored slabs, bytes of P, which has its own place.
+OF_584_BY_ROWS = {16: (16 * 1024, 4, 4 * KIB), 32: (32 * 1024, 3, 8 * KIB)}
+
+
+@pytest.mark.parametrize("rows", OF_584_BY_ROWS)
+def test_rows_of_584_bytes_have_their_rotary_columns_in_a_slab(rows):
+    """There is no ring of rotary columns; lines hold the 64 values before them."""
+    q, slots, p = OF_584_BY_ROWS[rows]
+    cfg = config(rows, **OF_584)
+    assert cfg.refusals() == [] and cfg.stored_depth == cfg.tiles.row.nbytes == 448 + 2 * 64
+    assert LATENT_BYTES_IN_PAGE == 448 + 2 * 64 + 8
+    smem = cfg.smem
+    assert (smem.q.nbytes, cfg.barriers.kv_slots, smem.p.nbytes) == (q, slots, p)
+    assert (smem.rope.nbytes, smem.lines.nbytes) == (0, 128 * 64)
+    assert smem.lines.offset % KIB == 0 and smem.nbytes <= SMEM_CAPACITY_BYTES
+    assert [cfg.tiles.row.first_byte(i) for i in range(4)] == [0, 128, 256, 448]
+    counts = {b.name: cfg.barriers.number(b) for b in cfg.barriers.rows}
+    assert (counts["rope_full"], counts["rope_empty"]) == (0, 0)
 
 
 def test_a_row_is_what_the_layout_adds_up_to():
@@ -102,6 +127,9 @@ def test_heads_share_tiles_of_32_rows():
         (OF_576 | dict(kv_dtype=None), "kv_dtype=None over rows of 576 bytes", "'e4m3' or 'e5m2'"),
         (OF_576 | dict(o_dtype="e4m3"), "o_dtype='e4m3'", "'bf16'"),
         (OF_576 | dict(kv_layout="packed", page_size=0), "rows of 576 bytes", "'paged'"),
+        (OF_584 | dict(page_size=64), "page_size=64 over rows of 584 bytes", "use 1"),
+        (OF_584 | dict(qk_depth=576), "qk_depth=576", "qk_depth=512"),
+        (OF_584 | dict(descales="k"), "descales='k': rows of 584 bytes", "''"),
         (dict(kv_layout="packed", page_size=0), "kv_layout='packed'", "'paged'"),
         (dict(descales="k"), "descales='k'", "''"),
         (dict(ov_depth=256), "ov_depth=256", "ov_depth=512"),
@@ -115,11 +143,14 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
     assert any(value in reason and remedy in reason for reason in why), why
 
 
-@pytest.mark.parametrize("stored", [STORED, OF_576], ids=["656 bytes", "576 bytes"])
+@pytest.mark.parametrize(
+    "stored", [STORED, OF_576, OF_584], ids=["656 bytes", "576 bytes", "584 bytes"]
+)
 def test_no_other_family_runs_it(stored):
     for family in ("mla_decode", "mla_pair", "mhaswap", "mhawiden"):
         problem = {name: value for name, value in PROBLEM.items() if "depth" not in name} | stored
+        depth = problem.pop("qk_depth", 576)
         chosen = choose_config(
-            **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, family=family), **problem
+            **dict(qkv_dtype="bf16", head_dim=depth, head_dim_v=512, family=family), **problem
         )
         assert chosen.refusals()

@@ -7,7 +7,7 @@ from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
-from cute_fa4.sm100.latent.dequantized.schedule import STORED
+from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES
 from cute_fa4.sm100.latent.pair_dequantized import barriers
 from cute_fa4.sm100.latent.pair_dequantized.schedule import LatentRowsPair
 
@@ -68,6 +68,21 @@ def test_rows_of_576_bytes_have_no_scales_and_a_place_for_stored_rotary_columns(
     assert by_name["rope_empty"] == ("mma 1 (commit)", "dequantize")
     assert by_name["stored_rope_full"] == ("load 1 (+ bytes)", "dequantize")
     assert by_name["stored_rope_empty"] == ("dequantize 4", "load")
+
+
+def test_rows_of_584_bytes_have_their_rotary_columns_in_a_unit():
+    """Units have room for lines of 64 bytes, which come with the last block of K and the second output of V."""
+    cfg = config(**STORED_IN_PAGES, qk_depth=512, page_size=1)
+    assert cfg.refusals() == []
+    smem, numbers = cfg.smem, cfg.barriers.numbers
+    assert smem.stored.nbytes == numbers["stored_slot"] * 64 * (128 + 64)
+    assert (smem.q.nbytes, smem.rope.nbytes, numbers["rope_slot"]) == (64 * 1024, 0, 0)
+    assert cfg.tiles.stored_bytes % KIB == 0 and smem.nbytes <= SMEM_CAPACITY_BYTES
+    assert [cfg.tiles.lines_with_k(i) for i in range(4)] == [False, False, False, True]
+    assert [cfg.tiles.lines_with_v(i) for i in range(2)] == [False, True]
+    other = config().tiles
+    assert [other.lines_with_k(i) for i in range(4)] == [True, True, False, False]
+    assert [other.lines_with_v(i) for i in range(2)] == [True, False]
 
 
 def test_scales_of_each_key_are_those_of_tiles_of_32_rows():

@@ -37,7 +37,8 @@ work_read     work_ready
 work_claimed  one claim at a time
 
 Rotary columns that are dequantized come through kv_full, as a fifth slab of a key tile. Then dequantize 256 raises
-rope_full, and dequantize awaits rope_empty.
+rope_full, and dequantize awaits rope_empty. Rotary columns that are values, too, are in a slab, and the ring of rotary
+columns has no slots.
 """
 
 from ...blueprint.barriers import (

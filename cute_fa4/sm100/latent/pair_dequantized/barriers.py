@@ -40,7 +40,7 @@ work_claimed  one claim at a time
 
 Rotary columns that are dequantized have their own place as they are stored: stored_rope_full and
 stored_rope_empty are as stored_full and stored_empty. Then dequantize 8 (at 0) raises rope_full, and dequantize awaits
-rope_empty.
+rope_empty. Rotary columns that are values, too, are in a unit, and the ring of rotary columns has no slots.
 """
 
 from ...blueprint.barriers import Arrivals, Barrier, BarrierTable, announced_bytes, changed_rows

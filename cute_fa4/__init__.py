@@ -11,6 +11,7 @@
                       the same with torch's interfaces
     BlockSparseTensors, block_mask
                       lists of key blocks for block_sparse_tensors=
+    indexer           scores of keys for sparse attention, with DeepGEMM's interface, and the keys with the highest ones
     masks, score_mods values for mask= and score_mod=
     capabilities      which combinations run, and why the others do not
     mxfp8             quantization to 8 bits with block scales
@@ -48,7 +49,7 @@ _HOME = {
     "JitWarning": "cute_fa4.compiler.policy",
 }
 
-_MODULES = ("aot", "masks", "mxfp8", "nvfp4", "score_mods")
+_MODULES = ("aot", "indexer", "masks", "mxfp8", "nvfp4", "score_mods")
 
 __all__ = ["__version__", *_HOME]
 

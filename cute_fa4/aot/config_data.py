@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from typing import get_args
 
+from cute_fa4.compiler.compiler import Config
 from cute_fa4.scales import Scales
-from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import bands, score_mods
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, ScoreMod, packaged_call
-from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config
-from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.choose.config import SCHEDULES
 from cute_fa4.sm100.traced.trace import Traced
 
-CONFIG_CLASSES = {
-    cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig, BackwardConfig)
-}
+CONFIG_CLASSES = {cls.__name__: cls for cls in get_args(Config)}
 _PARTS: dict[str, type] = {**bands.KINDS, **SCHEDULES}
 _WARP_ROLES = {
     type(cls().warps) for cls in SCHEDULES.values() if "warps" in cls.__dataclass_fields__
@@ -36,12 +33,12 @@ class ConfigDataError(ValueError):
     """The value is not a configuration of this version, or cannot be written as data."""
 
 
-def to_data(config: FA4Config | AppendConfig | CombineConfig | BackwardConfig) -> dict:
+def to_data(config: Config) -> dict:
     """JSON-ready. ConfigDataError for values that have no form as data."""
     return _encode(config, type(config).__name__)
 
 
-def from_data(data) -> FA4Config | AppendConfig | CombineConfig | BackwardConfig:
+def from_data(data) -> Config:
     """The configuration of `to_data`. ConfigDataError, with the field, for anything else."""
     return _decode(data, CONFIG_CLASSES, "configuration")
 

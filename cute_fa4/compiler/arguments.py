@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import compress
 
-from cute_fa4.dtypes import DTYPES, elements_in
+from cute_fa4.dtypes import DTYPES, E4M3, elements_in
 from cute_fa4.operands import (
     BLOCKS,
     LENGTHS,
@@ -25,6 +25,7 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.listed import has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig
 
 # TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
 # bits.
@@ -306,6 +307,29 @@ def _fake_lists(config: BackwardConfig) -> tuple | None:
         return None
     dims = [3, 4] * (1 if config.wanted else 2)
     return tuple(_fake("i32", tuple(sym_int() for _ in range(rank))) for rank in dims)
+
+
+def fake_indexer_arguments(config: IndexerConfig) -> dict:
+    """The same for IndexerKernel.__call__."""
+    from cutlass import Int32
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    names = "batch", "queries", "rows", "pages", "keys"
+    batch, queries, rows, pages, keys = (sym_int(symbol=name) for name in names)
+    by_row = config.ends == "rows"
+    return dict(
+        q=_fake_rows(E4M3.name, (batch, queries, config.heads, DEPTH)),
+        k=_fake_rows(E4M3.name, (rows, pages, DEPTH)),
+        k_scale=_fake("f32", (rows, pages), free_last=True),
+        weights=_fake("f32", (batch, queries, config.heads), free_last=True),
+        starts=None if config.page_size else _fake("i32", (batch, queries)),
+        ends=_fake("i32", (batch, queries) if by_row else (batch,)),
+        pages=_fake("i32", (batch, sym_int())) if config.page_size else None,
+        logits=_fake("f32", (batch, queries, keys)),
+        tiles_each=Int32(1),
+        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
 
 
 def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:

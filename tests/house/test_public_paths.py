@@ -15,7 +15,10 @@ PUBLIC = {
         *("BlockSparseTensors", "block_mask", "flex_attention"),
         *("scaled_dot_product_attention", "capabilities", "Capability", "FA4Config", "warmup"),
         *("configs_for_model", "EmulatorWarning", "JitError", "JitWarning"),
-        *("aot", "masks", "score_mods"),
+        *("aot", "indexer", "masks", "score_mods"),
+    ),
+    "cute_fa4.indexer": (
+        *("fp8_mqa_logits", "fp8_paged_mqa_logits", "topk_indices", "cache_indices"),
     ),
     "cute_fa4.interface": ("flash_attn_func", "EmulatorWarning"),
     "cute_fa4.masks": ("causal", "window", "chunked", "chunked_causal", "both", "either", "full"),

@@ -1,0 +1,254 @@
+"""A call of the lightning indexer: checks by metadata, views for the kernel, the launch.
+
+The kernel (sm100/indexer) has one form for both calls. Keys without pages are one page with all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from cute_fa4.calls.launch import function_for, launching_on
+from cute_fa4.calls.operands.lengths import check_index_tensor
+from cute_fa4.calls.operands.memory import check_memory, with_plain_strides
+from cute_fa4.calls.operands.tensors import (
+    MAX_CTAS,
+    MAX_SEQLEN,
+    check_is_tensor,
+    check_place,
+    check_rank,
+)
+from cute_fa4.calls.split_keys.split import num_sms
+from cute_fa4.dtypes import E4M3
+from cute_fa4.sm100.indexer.config import (
+    DEPTH,
+    KEYS,
+    MOST_HEADS,
+    OF_HEADS,
+    IndexerConfig,
+    is_page_size,
+    queries_of_tile,
+    tiles_of,
+)
+from cute_fa4.system.devices import target_of
+
+SCALE_BYTES = 4
+KEY_BYTES = DEPTH + SCALE_BYTES  # of a cache: its numbers and its scale
+BYTES = (torch.uint8, torch.int8, E4M3.torch)
+MOST_TILES = 32  # key tiles of a CTA
+CTAS_OF_SM = 4  # CTAs for each SM, from which on a CTA gets more key tiles
+
+
+class Dense(NamedTuple):
+    """Arguments of fp8_mqa_logits, by name."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    k_scale: torch.Tensor
+    weights: torch.Tensor
+    starts: torch.Tensor
+    ends: torch.Tensor
+    clean: bool = True
+
+    def check(self) -> None:
+        """Refuse by metadata what the kernel does not read."""
+        _check_queries(self.q, ("queries", "heads", "head_dim"))
+        check_is_tensor("k", self.k)
+        check_is_tensor("k_scale", self.k_scale)
+        check_rank("k", self.k, ("keys", "head_dim"))
+        _check_dtype("k", self.k, (E4M3.torch,))
+        _check_depth("k", self.k)
+        check_memory("k", self.k, ("keys", "head_dim"))
+        check_place("k", self.k, self.q.device)
+        _check_numbers("k_scale", self.k_scale, self.k.shape[:1], self.q)
+        _check_numbers("weights", self.weights, self.q.shape[:2], self.q)
+        for name, tensor in (
+            ("cu_seq_len_k_start", self.starts),
+            ("cu_seq_len_k_end", self.ends),
+        ):
+            check_is_tensor(name, tensor)
+            check_index_tensor(name, tensor, 1, self.q.device, ("queries",))
+            _check_shape(name, tensor, self.q.shape[:1])
+        _check_grid(self.q.shape[0], self.q.shape[1], self.k.shape[0], 1)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.q.shape[0], self.k.shape[0]
+
+    def logits(self) -> torch.Tensor:
+        heads = self.q.shape[1]
+        config = IndexerConfig(heads, queries_of_tile(heads), clean=self.clean)
+        k, scale = self.k[:, None], self.k_scale[:, None]
+        rows = (x[None] for x in (self.q, self.weights, self.starts, self.ends))
+        q, weights, starts, ends = rows
+        return _launched(config, (q, k, scale, weights, starts, ends, None), self.shape)
+
+
+class Paged(NamedTuple):
+    """Arguments of fp8_paged_mqa_logits, by name."""
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    weights: torch.Tensor
+    lengths: torch.Tensor
+    table: torch.Tensor
+    width: int
+    clean: bool = False
+
+    def check(self) -> None:
+        """As Dense.check."""
+        _check_queries(self.q, ("batch", "next_n", "heads", "head_dim"))
+        batch, queries, heads, _ = self.q.shape
+        self._check_cache()
+        _check_numbers("weights", self.weights, (batch * queries, heads), self.q)
+        check_is_tensor("context_lens", self.lengths)
+        rank = 2 if self.lengths.dim() == 2 else 1
+        axes = ("batch", "next_n")[:rank]
+        check_index_tensor("context_lens", self.lengths, rank, self.q.device, axes)
+        _check_shape("context_lens", self.lengths, (batch, queries)[:rank])
+        check_is_tensor("block_table", self.table)
+        check_index_tensor("block_table", self.table, 2, self.q.device)
+        _check_shape("block_table", self.table, (batch, self.table.shape[1]))
+        if not 0 <= self.width <= MAX_SEQLEN:
+            raise ValueError(
+                f"max_context_len: {self.width}; accepted: 0 to {MAX_SEQLEN}, the columns of the logits"
+            )
+        _check_grid(queries, heads, self.width, batch)
+
+    def _check_cache(self) -> None:
+        name, cache = "fused_kv_cache", self.cache
+        check_is_tensor(name, cache)
+        check_rank(name, cache, ("num_blocks", "block_size", "1", str(KEY_BYTES)))
+        _check_dtype(name, cache, BYTES)
+        _, size, heads, columns = cache.shape
+        if heads != 1 or columns != KEY_BYTES:
+            raise ValueError(
+                f"{name}: shape {tuple(cache.shape)}; accepted: (num_blocks, block_size, 1, {KEY_BYTES}), a key is "
+                f"{DEPTH} bytes and a float32 scale"
+            )
+        if not is_page_size(size) or size == 0:
+            raise ValueError(
+                f"{name}: block_size {size}; accepted: 8, 16, 32, 64, or a multiple of {KEYS}, so that key tiles and "
+                "pages nest; allocate the cache with another block_size"
+            )
+        if cache.numel() and not cache[0].is_contiguous():
+            raise ValueError(
+                f"{name}: strides {cache.stride()}; accepted: contiguous blocks, {size} keys and then {size} scales; "
+                f"copy with {name}.contiguous()"
+            )
+        check_memory(name, cache[:, 0, 0], ("num_blocks", "bytes"))
+        check_place(name, cache, self.q.device)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.q.shape[0] * self.q.shape[1], self.width
+
+    def logits(self) -> torch.Tensor:
+        batch, queries, heads, _ = self.q.shape
+        config = IndexerConfig(
+            heads,
+            queries_of_tile(heads, queries),
+            page_size=self.cache.shape[1],
+            ends="rows" if self.lengths.dim() == 2 else "lengths",
+            clean=self.clean,
+        )
+        k, scale = keys_and_scales(self.cache)
+        weights = self.weights.view(batch, queries, heads)
+        given = self.q, k, scale, weights, None, self.lengths, self.table
+        return _launched(config, given, self.shape)
+
+
+def keys_and_scales(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of a cache: numbers (block_size, num_blocks, 128) e4m3, scales (block_size, num_blocks) float32."""
+    size = cache.shape[1]
+    flat = cache.view(torch.uint8).as_strided(
+        (cache.shape[0], size * KEY_BYTES), (cache.stride(0), 1)
+    )
+    numbers, scales = flat[:, : size * DEPTH], flat[:, size * DEPTH :]
+    numbers = numbers.view(E4M3.torch).unflatten(1, (size, DEPTH))
+    return numbers.transpose(0, 1), scales.view(torch.float32).transpose(0, 1)
+
+
+def _launched(config: IndexerConfig, given: tuple, shape: tuple[int, int]) -> torch.Tensor:
+    """The logits. given: the arguments of IndexerKernel.__call__ up to `pages`; config: without the architecture."""
+    q, k, *_ = given
+    if k.numel() == 0:
+        return q.new_full(shape, -torch.inf, dtype=torch.float32)
+    out = q.new_empty(shape, dtype=torch.float32)
+    if out.numel() == 0:
+        return out
+    target = target_of(q.device)
+    config = IndexerConfig(**{**vars(config), "arch": target.arch})
+    q, k = with_plain_strides(q), with_plain_strides(k)
+    batch, queries = q.shape[:2]
+    each = tiles_each(
+        config, batch * tiles_of(queries, config.queries), shape[1], num_sms(q.device)
+    )
+    with launching_on(q.device):
+        function_for(config, target)(q, k, *given[2:], out.view(batch, queries, shape[1]), each)
+    return out
+
+
+def tiles_each(config: IndexerConfig, query_tiles: int, keys: int, sms: int) -> int:
+    """Key tiles of a CTA: more than one where the SMs have CTAs enough. No result depends on it.
+
+    >>> config = IndexerConfig(64, 2)
+    >>> [tiles_each(config, tiles, 8192, 148) for tiles in (1, 64, 4096)]
+    [1, 6, 32]
+    """
+    return max(1, min(MOST_TILES, query_tiles * tiles_of(keys, KEYS) // (CTAS_OF_SM * sms)))
+
+
+def _check_queries(q, axes: tuple[str, ...]) -> None:
+    check_is_tensor("q", q)
+    check_rank("q", q, axes)
+    _check_dtype("q", q, (E4M3.torch,))
+    _check_depth("q", q)
+    heads = q.shape[-2]
+    if heads % OF_HEADS or not 0 < heads <= MOST_HEADS:
+        raise ValueError(
+            f"q: {heads} heads; accepted: multiples of {OF_HEADS} up to {MOST_HEADS}; pad q and weights with zeros"
+        )
+    check_memory("q", q, axes)
+    check_place("q", q, q.device)
+
+
+def _check_dtype(name: str, tensor: torch.Tensor, accepted: tuple) -> None:
+    if tensor.dtype not in accepted:
+        raise TypeError(
+            f"{name}: dtype {tensor.dtype}; accepted: {', '.join(map(str, accepted))}; quantize it first"
+        )
+
+
+def _check_depth(name: str, tensor: torch.Tensor) -> None:
+    if tensor.shape[-1] != DEPTH:
+        raise ValueError(
+            f"{name}: head_dim {tensor.shape[-1]}; accepted: {DEPTH}, that of the indexer; pad with zeros"
+        )
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)}; accepted: {tuple(shape)}")
+
+
+def _check_numbers(name: str, tensor, shape: tuple, q: torch.Tensor) -> None:
+    """A float32 tensor of this shape, on the device of q."""
+    check_is_tensor(name, tensor)
+    if tensor.dtype is not torch.float32:
+        raise TypeError(
+            f"{name}: dtype {tensor.dtype}; accepted: torch.float32; convert with .float()"
+        )
+    _check_shape(name, tensor, shape)
+    check_place(name, tensor, q.device)
+
+
+def _check_grid(queries: int, heads: int, keys: int, batch: int) -> None:
+    tiles = batch * tiles_of(queries, queries_of_tile(heads, queries))
+    ctas = tiles * tiles_of(tiles_of(keys, KEYS), MOST_TILES)
+    if ctas > MAX_CTAS:
+        raise ValueError(
+            f"q: {queries * batch} queries over {keys} keys take {ctas} CTAs; accepted: at most {MAX_CTAS}; call with "
+            "fewer queries at a time"
+        )

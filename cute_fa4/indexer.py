@@ -1,0 +1,157 @@
+"""The lightning indexer of DeepSeek-V3.2: scores of keys, and the keys with the highest ones, for sparse attention.
+
+    logits[i, j] = k_scale[j] * sum over heads h of weights[i, h] * max(0, q[i, h] . k[j])
+
+A few small heads score every key; attention (flash_mla_sparse_fwd, flash_mla_with_kvcache with `indices`) then reads
+the keys of topk_indices alone. The first two functions have the names and parameters of DeepGEMM's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+import cute_fa4.operators  # noqa: F401  registers them before the first call
+from cute_fa4.calls.indexer import Dense, Paged
+from cute_fa4.calls.operands.lengths import check_index_tensor
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.prepare import check_length
+from cute_fa4.system.messages import shown
+
+__all__ = ["cache_indices", "fp8_mqa_logits", "fp8_paged_mqa_logits", "topk_indices"]
+
+
+def fp8_mqa_logits(
+    q: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    weights: torch.Tensor,
+    cu_seq_len_k_start: torch.Tensor,
+    cu_seq_len_k_end: torch.Tensor,
+    clean_logits: bool = True,
+) -> torch.Tensor:
+    """Logits of every query and key of a prefill: (queries, keys) float32.
+
+    q         (queries, heads, 128) float8_e4m3fn; its scales are factors of weights. Heads: multiples of 8 up to 128
+    kv        (k, k_scale): (keys, 128) float8_e4m3fn, and its scales, (keys,) float32
+    weights   (queries, heads) float32
+    cu_seq_len_k_start, cu_seq_len_k_end   (queries,) int32: query i sees keys start[i] <= j < end[i]; ends beyond the
+              last key count as it
+    clean_logits   keys that a query does not see get -inf; False: their logits are not written, and may be anything
+
+    A logit has the same bits whatever the other queries and keys of the call are. A NaN in a key that a query sees, in
+    the query or in its weights gives NaN.
+
+    Raises TypeError and ValueError for other dtypes, shapes and strides.
+    """
+    if not isinstance(kv, (tuple, list)) or len(kv) != 2:
+        raise TypeError(f"kv: {shown(kv)}; accepted: (k, k_scale), the keys and their scales")
+    return _logits(
+        Dense(q, *kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, bool(clean_logits)),
+        "mqa_logits",
+    )
+
+
+def fp8_paged_mqa_logits(
+    q: torch.Tensor,
+    fused_kv_cache: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    schedule_meta=None,
+    max_context_len: int | None = None,
+    clean_logits: bool = False,
+) -> torch.Tensor:
+    """Logits of a decode step over a paged cache of keys: (batch * next_n, max_context_len) float32.
+
+    q                (batch, next_n, heads, 128) float8_e4m3fn, as in fp8_mqa_logits
+    fused_kv_cache   (num_blocks, block_size, 1, 132), uint8, int8 or float8_e4m3fn: a block has the 128 bytes of each
+                     of its keys, and then the float32 scale of each. block_size: 8, 16, 32, 64, or a multiple of 128
+    weights          (batch * next_n, heads) float32
+    context_lens     (batch,) int32: keys of each sequence, including those of this call's queries: query i of next_n
+                     sees context_lens - next_n + 1 + i keys. Or (batch, next_n): the keys that each query sees
+    block_table      (batch, blocks) int32: the blocks of each sequence; entries past its keys are not read. Keys of
+                     entries that are no block get -inf
+    schedule_meta    accepted and not read: the work of a CTA follows from context_lens
+    max_context_len  columns of the result; None: as many keys as block_table holds
+    clean_logits     as in fp8_mqa_logits; False: topk_indices needs `ends`
+
+    Rows past the keys of a sequence may hold anything. Raises the errors of fp8_mqa_logits.
+    """
+    if max_context_len is None:
+        for name, tensor in (("fused_kv_cache", fused_kv_cache), ("block_table", block_table)):
+            check_is_tensor(name, tensor)
+        max_context_len = fused_kv_cache.shape[1] * block_table.shape[-1]
+    check_length("max_context_len", max_context_len)
+    given = q, fused_kv_cache, weights, context_lens, block_table, max_context_len
+    call = Paged(*given, bool(clean_logits))
+    return _logits(call, "paged_mqa_logits")
+
+
+def _logits(call: Dense | Paged, name: str) -> torch.Tensor:
+    if is_dynamo_compiling() or is_traced(call.q):
+        refuse_untraceable(name, call._asdict())
+        named = {"clean": call.clean} | ({"width": call.width} if name.startswith("paged") else {})
+        tensors = [value for key, value in call._asdict().items() if key not in named]
+        return getattr(torch.ops.cute_fa4, name)(*tensors, **named)
+    call.check()
+    return call.logits()
+
+
+def topk_indices(
+    logits: torch.Tensor,
+    k: int,
+    starts: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The k keys of each row with the highest logits: (rows, k) int32, in the order of the keys, then -1.
+
+    logits   (rows, keys) float32
+    k        keys of a row; rows that see fewer get -1 for the rest
+    starts, ends   (rows,) int32: a row sees keys starts[i] <= j < ends[i]; None: all. A logit of -inf is not seen
+
+    The result is exact and the same in every run: of equal logits the smaller index wins, NaN counts as the highest,
+    and -0 equals 0. Plain torch operations: a stable sort of each row, whose time grows with all keys.
+    """
+    check_is_tensor("logits", logits)
+    check_rank("logits", logits, ("rows", "keys"))
+    if logits.dtype is not torch.float32:
+        raise TypeError(f"logits: dtype {logits.dtype}; accepted: torch.float32")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+        raise ValueError(f"k: {shown(k)}; accepted: a number of keys, 0 or more")
+    rows, keys = logits.shape
+    columns = torch.arange(keys, dtype=torch.int32, device=logits.device)
+    for name, ends_seen in (("starts", starts), ("ends", ends)):
+        if ends_seen is None:
+            continue
+        check_index_tensor(name, ends_seen, 1, logits.device, ("rows",))
+        if ends_seen.shape[0] != rows:
+            raise ValueError(f"{name}: shape {tuple(ends_seen.shape)}; accepted: ({rows},)")
+        at = ends_seen[:, None]
+        logits = logits.masked_fill(columns < at if name == "starts" else columns >= at, -torch.inf)
+    values, order = torch.sort(logits + 0.0, dim=1, descending=True, stable=True)
+    best = order[:, :k].int().masked_fill(values[:, :k] == -torch.inf, keys)
+    best = torch.sort(best, dim=1).values
+    best = torch.where(best == keys, -1, best)
+    return torch.nn.functional.pad(best, (0, max(0, k - keys)), value=-1)
+
+
+def cache_indices(
+    indices: torch.Tensor, block_table: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    """Keys of sequences -> rows of a cache, block * block_size + row of the block; -1 stays.
+
+    indices      (batch, ..., k) int32, as topk_indices returns them for the rows of a sequence
+    block_table  (batch, blocks) int32
+    """
+    check_is_tensor("indices", indices)
+    check_index_tensor("block_table", block_table, 2, indices.device)
+    if indices.dim() < 2 or indices.shape[0] != block_table.shape[0]:
+        raise ValueError(
+            f"indices: shape {tuple(indices.shape)} with block_table {tuple(block_table.shape)}; accepted: "
+            f"({block_table.shape[0]}, ..., k), the keys of each sequence; use unflatten(0, (batch, next_n))"
+        )
+    of_sequence = indices.flatten(1).long()
+    block = block_table.gather(1, of_sequence.clamp(min=0) // block_size)
+    rows = block * block_size + of_sequence.clamp(min=0).int() % block_size
+    return torch.where(of_sequence < 0, -1, rows).view(indices.shape)

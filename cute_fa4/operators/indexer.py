@@ -1,0 +1,64 @@
+"""torch.ops.cute_fa4.mqa_logits, paged_mqa_logits: scores of the lightning indexer, as a tracer sees them.
+
+mqa_logits(q, k, k_scale, weights, starts, ends, *, clean) -> logits
+paged_mqa_logits(q, cache, weights, lengths, table, *, width, clean) -> logits
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.calls.indexer import Dense, Paged
+from cute_fa4.calls.operands.tensors import check_no_gradient
+from cute_fa4.calls.operands.tracing import refuse_tangents
+from cute_fa4.operators.refusals import in_graph
+from cute_fa4.operators.registration import arguments_of, defined
+
+# Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_SCHEMAS = {
+    "mqa_logits": (
+        Dense,
+        "Tensor q, Tensor k, Tensor k_scale, Tensor weights, Tensor starts, Tensor ends, *, bool clean",
+    ),
+    "paged_mqa_logits": (
+        Paged,
+        "Tensor q, Tensor cache, Tensor weights, Tensor lengths, Tensor table, *, SymInt width, bool clean",
+    ),
+}
+
+
+def _plain(value):
+    """A parameter is a tensor here."""
+    wraps = isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+    return value.as_subclass(torch.Tensor) if wraps else value
+
+
+def _define(name: str, kind: type, arguments: str) -> torch.library.Library:
+    def call_of(args: tuple, kwargs: dict):
+        return kind(**arguments_of(getattr(torch.ops.cute_fa4, name).default)(args, kwargs))
+
+    def run(*args, **kwargs):
+        call = kind(*map(_plain, call_of(args, kwargs)))
+        call.check()
+        return call.logits()
+
+    def fake(*args, **kwargs):
+        call = call_of(args, kwargs)
+        in_graph(call.check)
+        return call.q.new_empty(call.shape, dtype=torch.float32)
+
+    def below_autograd(keyset, *args, **kwargs):
+        """Refuse derivatives: none is supported, and a missing one would silently be zeros."""
+        given = call_of(args, kwargs)._asdict()
+        tensors = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
+        in_graph(check_no_gradient, tensors=tensors)
+        refuse_tangents(tensors)
+        operator = getattr(torch.ops.cute_fa4, name).default
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    return defined(f"{name}({arguments}) -> Tensor", _TAGS, run, below_autograd, fake)
+
+
+_libraries = [_define(name, *row) for name, row in _SCHEMAS.items()]

@@ -33,6 +33,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
+from cute_fa4.sm100.indexer.config import MOST_HEADS, OF_HEADS, IndexerConfig, queries_of_tile
 
 assert set(SCHEDULE_CHOICES) <= set(CONFIG)  # another schedule's choices have to be written here
 
@@ -143,6 +144,17 @@ def _of_backward(values: dict) -> list:
     return [config]
 
 
+def _of_indexer(values: dict) -> list:
+    _require(values, "heads")
+    heads = values["heads"]
+    _depth("heads", heads, OF_HEADS, MOST_HEADS)
+    config = IndexerConfig(**{"queries": queries_of_tile(heads), **values})
+    why = config.refusals()
+    if why:
+        raise ValueError("; ".join(why))
+    return [config]
+
+
 def _depth(name: str, depth: int, multiple: int, most: int | None = None) -> None:
     if depth <= 0 or depth % multiple or depth > (most or depth):
         limit = f" up to {most}" if most else ""
@@ -161,6 +173,7 @@ _CONFIGS_OF = {
     "append": _of_append,
     "combine": _of_combine,
     "backward": _of_backward,
+    "indexer": _of_indexer,
 }
 
 
@@ -260,6 +273,9 @@ def entry_of(config) -> tuple[str, dict]:
         said = {"dtype": config.dtype, "head_dim": config.depth}
         plain_backward = BackwardConfig(config.dtype, config.depth, config.depth)
         return "backward", said | _changes(config, plain_backward)
+    if isinstance(config, IndexerConfig):
+        plain_indexer = IndexerConfig(config.heads, queries_of_tile(config.heads))
+        return "indexer", {"heads": config.heads} | _changes(config, plain_indexer)
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     problem = _changes(config, FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth))
     problem["family"] = config.schedule.family

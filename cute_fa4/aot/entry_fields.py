@@ -204,10 +204,19 @@ BACKWARD = {
     ),
     "arch": _ARCH,
 }
+INDEXER = {
+    "heads": Field("number", "of a query of the indexer; required"),
+    "queries": Field("number", "of a tile; default: those of long calls"),
+    "page_size": Field("number", "keys of a page; default: 0, not paged"),
+    "ends": Field("text", "rows: a last key for each query; lengths: of each sequence"),
+    "clean": Field("switch", "-inf for keys that a query does not see; default: on"),
+    "arch": _ARCH,
+}
 KINDS = {
     "model": MODEL,
     "config": CONFIG,
     "append": APPEND,
     "combine": COMBINE,
     "backward": BACKWARD,
+    "indexer": INDEXER,
 }

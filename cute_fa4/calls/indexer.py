@@ -132,12 +132,12 @@ class Paged(NamedTuple):
                 f"{name}: block_size {size}; accepted: 8, 16, 32, 64, or a multiple of {KEYS}, so that key tiles and "
                 "pages nest; allocate the cache with another block_size"
             )
-        if cache.numel() and not cache[0].is_contiguous():
+        if cache.numel() and cache.stride()[1::2] != (KEY_BYTES, 1):
             raise ValueError(
                 f"{name}: strides {cache.stride()}; accepted: contiguous blocks, {size} keys and then {size} scales; "
                 f"copy with {name}.contiguous()"
             )
-        check_memory(name, cache[:, 0, 0], ("num_blocks", "bytes"))
+        check_memory(name, _blocks(cache), ("num_blocks", "bytes"))
         check_place(name, cache, self.q.device)
 
     @property
@@ -161,13 +161,15 @@ class Paged(NamedTuple):
 
 def keys_and_scales(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of a cache: numbers (block_size, num_blocks, 128) e4m3, scales (block_size, num_blocks) float32."""
-    size = cache.shape[1]
-    flat = cache.view(torch.uint8).as_strided(
-        (cache.shape[0], size * KEY_BYTES), (cache.stride(0), 1)
-    )
+    size, flat = cache.shape[1], _blocks(cache.view(torch.uint8))
     numbers, scales = flat[:, : size * DEPTH], flat[:, size * DEPTH :]
     numbers = numbers.view(E4M3.torch).unflatten(1, (size, DEPTH))
     return numbers.transpose(0, 1), scales.view(torch.float32).transpose(0, 1)
+
+
+def _blocks(cache: torch.Tensor) -> torch.Tensor:
+    """(num_blocks, bytes of a block) of a cache whose blocks are contiguous."""
+    return cache.as_strided((cache.shape[0], cache.shape[1] * KEY_BYTES), (cache.stride(0), 1))
 
 
 def _launched(config: IndexerConfig, given: tuple, shape: tuple[int, int]) -> torch.Tensor:

@@ -7,6 +7,7 @@
     export-kernel --kernel append --head-dim 128          one [[append]]
     export-kernel --kernel combine --head-dim 128         one [[combine]]
     export-kernel --kernel backward --head-dim 128        one [[backward]]
+    export-kernel --kernel indexer --heads 64             one [[indexer]]
 
 The flags are generated from the tables of aot/entry_fields.py: every field of a catalogue entry is also a flag.
 """
@@ -36,8 +37,9 @@ _TITLES = {
     "append": "a kernel that writes new rows to a cache (--kernel append)",
     "combine": "a kernel that merges parts (--kernel combine)",
     "backward": "the kernels of a backward pass (--kernel backward)",
+    "indexer": "a kernel that scores keys for sparse attention (--kernel indexer)",
 }
-_OF_ONE = ("config", "append", "combine", "backward")  # kinds of a single kernel
+_OF_ONE = ("config", "append", "combine", "backward", "indexer")  # kinds of a single kernel
 _ELSEWHERE = {"append": ("dtype",), "backward": ("dtype",)}  # the flag is named like qkv_dtype's
 
 
@@ -79,7 +81,7 @@ def add_options_of_one(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     command.add_argument(
         "--kernel",
-        choices=("attention", "append", "combine", "backward"),
+        choices=("attention", *_OF_ONE[1:]),
         default="attention",
         help="default: attention",
     )
@@ -317,6 +319,8 @@ def _flags(names) -> str:
 def _entry(given: dict, kernel: str) -> tuple[str, dict]:
     """-> (kind, entry) of flags; short forms of flags are expanded."""
     said = {name: given[name] for name in sorted(given)}
+    if kernel == "indexer":
+        return kernel, said
     dtype = said.pop("qkv_dtype", "bf16")
     if kernel in ("append", "backward"):
         return kernel, {"dtype": dtype, **said}

@@ -21,7 +21,13 @@ from typing import Any
 
 import torch
 
-from cute_fa4.commands import trial_append, trial_backward, trial_definition, trial_scales
+from cute_fa4.commands import (
+    trial_append,
+    trial_backward,
+    trial_definition,
+    trial_indexer,
+    trial_scales,
+)
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
@@ -35,6 +41,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.rows_of_tiles import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
+from cute_fa4.sm100.indexer.config import IndexerConfig
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
@@ -140,6 +147,8 @@ def _try(config, device: str) -> tuple[float, float]:
         if config.has_functions:
             raise NotTried("functions of scores in a backward pass have no comparison here")
         return trial_backward.worst(config, device)
+    if isinstance(config, IndexerConfig):
+        return trial_indexer.worst(config, device)
     if not config.split_keys:
         return _attention(config, device, config.write_lse)
     try:

@@ -32,7 +32,7 @@ from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 def results(check: Callable, arguments: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of a call; `check` raises its refusals."""
-    plain = _in_numbers({"workspace": None, **arguments})
+    plain = in_numbers({"workspace": None, **arguments})
     if plain is not None:
         memory = plain.pop("workspace")
         if memory is not None:
@@ -187,7 +187,7 @@ class _Unknown(Exception):
     """A size without a number before the call runs."""
 
 
-def _in_numbers(arguments: dict) -> dict | None:
+def in_numbers(arguments: dict) -> dict | None:
     """The arguments, stand-ins for tensors and numbers for symbols; None if a symbol has none."""
     try:
         return {name: _plain(value) for name, value in arguments.items()}

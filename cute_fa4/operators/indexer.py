@@ -11,6 +11,7 @@ import torch
 from cute_fa4.calls.indexer import Dense, Paged
 from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import refuse_tangents
+from cute_fa4.operators.fakes import in_numbers
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.registration import arguments_of, defined
 
@@ -45,7 +46,9 @@ def _define(name: str, kind: type, arguments: str) -> torch.library.Library:
 
     def fake(*args, **kwargs):
         call = call_of(args, kwargs)
-        in_graph(call.check)
+        plain = in_numbers(call._asdict())
+        if plain is not None:
+            in_graph(kind(**plain).check)
         return call.q.new_empty(call.shape, dtype=torch.float32)
 
     def below_autograd(keyset, *args, **kwargs):

@@ -16,6 +16,7 @@ from cute_fa4.aot import installed, manifest
 from cute_fa4.commands import trials
 from cute_fa4.compiler import functions
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
+from cute_fa4.sm100.indexer.config import IndexerConfig
 from cute_fa4.system import c_compiler, cache_directory, pipes
 
 from .conftest import APPEND, EXPORTED, PLAIN, RICH, ROOT, python
@@ -176,6 +177,23 @@ def test_a_split_call_is_tried_with_the_kernel_that_merges_its_parts(nothing_loa
     assert verdicts[0].good and not verdicts[0].not_tried
     assert "called with the kernel of the parts" in verdicts[1].not_tried
     assert functions.existing(both[1], "emulator") is not None
+
+
+INDEXERS = [
+    IndexerConfig(32, 4),
+    IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False),
+    IndexerConfig(24, 2, page_size=16),
+]
+
+
+@pytest.mark.parametrize("config", INDEXERS, ids=lambda c: c.name)
+def test_an_indexer_is_tried_and_one_that_writes_zeros_is_wrong(nothing_loaded, tmp_path, config):
+    aot.load(aot.export([config], tmp_path))
+    verdict = trials.verdict(config, "cpu", "emulator")
+    assert verdict.good and not verdict.not_tried, str(verdict)
+    functions.clear()
+    functions.register(config, "emulator", lambda: lambda *given: given[7].zero_())
+    assert "WRONG" in str(trials.verdict(config, "cpu", "emulator"))
 
 
 EIGHT_BITS = {

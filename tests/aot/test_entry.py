@@ -19,6 +19,7 @@ from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.indexer.config import IndexerConfig
 
 from .conftest import EXPORTED, PLAIN, RICH, ROOT
 
@@ -57,6 +58,8 @@ VARIED = [
         score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     ),
     BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
+    IndexerConfig(32, 4),
+    IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False, arch="sm_103a"),
 ]  # fmt: skip
 
 
@@ -127,7 +130,7 @@ def test_every_field_of_every_kind_has_a_flag():
     parser = command_line._parser()
     assert set(entry_fields.MODEL) <= set(vars(parser.parse_args(["export"])))
     options = set(vars(parser.parse_args(["export-kernel"])))
-    for kind in ("config", "append", "combine", "backward"):
+    for kind in ("config", "append", "combine", "backward", "indexer"):
         assert {
             "qkv_dtype" if name == "dtype" else name for name in entry_fields.KINDS[kind]
         } <= options
@@ -167,6 +170,8 @@ return_lse = [false, true]
         ("--head-dim 64 --causal --mask Full()", "causal and mask: two masks"),
         ("--head-dim 64 --score-mod alibi", "score_mod: 'alibi'; accepted: calls of additive_bias"),
         ("--head-dim 60 --kernel append", "head_dim: 60; accepted: a multiple of 8"),
+        ("--heads 12 --kernel indexer", "heads: 12; accepted: a multiple of 8 up to 128"),
+        ("--heads 64 --kernel indexer --page-size 24", "page_size=24; accepted: 8, 16, 32"),
     ],
 )  # fmt: skip
 def test_flags_that_mean_nothing_together_are_refused(arguments, message):

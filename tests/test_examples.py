@@ -210,3 +210,9 @@ def test_cubes_of_a_video_see_the_cubes_around_them():
     output = run("examples/14_video_block_mask.py")
     assert "1024 tokens in 8 cubes, 62% of the blocks are seen" in output
     assert "largest error against float64" in output
+
+
+def test_sparse_attention_chooses_the_keys_of_the_reference():
+    output = run("examples/15_sparse_attention.py", "--keys", "300", "--queries", "2")
+    assert "keys: 256 of 256 are those of the float64 reference" in output
+    assert "out (2, 16, 512): relative error " in output

@@ -12,9 +12,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 import cute_fa4.operators  # noqa: F401  registers them before the first call
-from cute_fa4.calls.indexer import Dense, Paged
+from cute_fa4.calls.indexer import Dense, Paged, TopK
 from cute_fa4.calls.operands.lengths import check_index_tensor
-from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.tensors import check_is_tensor
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.prepare import check_length
 from cute_fa4.system.messages import shown
@@ -46,7 +46,7 @@ def fp8_mqa_logits(
     """
     if not isinstance(kv, (tuple, list)) or len(kv) != 2:
         raise TypeError(f"kv: {shown(kv)}; accepted: (k, k_scale), the keys and their scales")
-    return _logits(
+    return _result(
         Dense(q, *kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, bool(clean_logits)),
         "mqa_logits",
     )
@@ -85,17 +85,18 @@ def fp8_paged_mqa_logits(
     check_length("max_context_len", max_context_len)
     given = q, fused_kv_cache, weights, context_lens, block_table, max_context_len
     call = Paged(*given, bool(clean_logits))
-    return _logits(call, "paged_mqa_logits")
+    return _result(call, "paged_mqa_logits")
 
 
-def _logits(call: Dense | Paged, name: str) -> torch.Tensor:
-    if is_dynamo_compiling() or is_traced(call.q):
-        refuse_untraceable(name, call._asdict())
-        named = {"clean": call.clean} | ({"width": call.width} if name.startswith("paged") else {})
-        tensors = [value for key, value in call._asdict().items() if key not in named]
-        return getattr(torch.ops.cute_fa4, name)(*tensors, **named)
+def _result(call: Dense | Paged | TopK, name: str) -> torch.Tensor:
+    """Through the operator of this name where something traces the call."""
+    if is_dynamo_compiling() or is_traced(call[0]):
+        given = call._asdict()
+        refuse_untraceable(name, given)
+        numbers = {number: given.pop(number) for number in call.numbers}
+        return getattr(torch.ops.cute_fa4, name)(*given.values(), **numbers)
     call.check()
-    return call.logits()
+    return call.run()
 
 
 def topk_indices(
@@ -111,29 +112,11 @@ def topk_indices(
     starts, ends   (rows,) int32: a row sees keys starts[i] <= j < ends[i]; None: all. A logit of -inf is not seen
 
     The result is exact and the same in every run: of equal logits the smaller index wins, NaN counts as the highest,
-    and -0 equals 0. Plain torch operations: a stable sort of each row, whose time grows with all keys.
+    and -0 equals 0. One CTA reads a row five times, from the L2 cache where the row fits.
     """
-    check_is_tensor("logits", logits)
-    check_rank("logits", logits, ("rows", "keys"))
-    if logits.dtype is not torch.float32:
-        raise TypeError(f"logits: dtype {logits.dtype}; accepted: torch.float32")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-        raise ValueError(f"k: {shown(k)}; accepted: a number of keys, 0 or more")
-    rows, keys = logits.shape
-    columns = torch.arange(keys, dtype=torch.int32, device=logits.device)
-    for name, ends_seen in (("starts", starts), ("ends", ends)):
-        if ends_seen is None:
-            continue
-        check_index_tensor(name, ends_seen, 1, logits.device, ("rows",))
-        if ends_seen.shape[0] != rows:
-            raise ValueError(f"{name}: shape {tuple(ends_seen.shape)}; accepted: ({rows},)")
-        at = ends_seen[:, None]
-        logits = logits.masked_fill(columns < at if name == "starts" else columns >= at, -torch.inf)
-    values, order = torch.sort(logits + 0.0, dim=1, descending=True, stable=True)
-    best = order[:, :k].int().masked_fill(values[:, :k] == -torch.inf, keys)
-    best = torch.sort(best, dim=1).values
-    best = torch.where(best == keys, -1, best)
-    return torch.nn.functional.pad(best, (0, max(0, k - keys)), value=-1)
+    if check_length("k", k) is None:
+        raise TypeError("k: None; accepted: a number of keys")
+    return _result(TopK(logits, starts, ends, k), "topk_indices")
 
 
 def cache_indices(

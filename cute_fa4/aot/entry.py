@@ -33,7 +33,13 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
-from cute_fa4.sm100.indexer.config import MOST_HEADS, OF_HEADS, IndexerConfig, queries_of_tile
+from cute_fa4.sm100.indexer.config import (
+    MOST_HEADS,
+    OF_HEADS,
+    IndexerConfig,
+    TopKConfig,
+    queries_of_tile,
+)
 
 assert set(SCHEDULE_CHOICES) <= set(CONFIG)  # another schedule's choices have to be written here
 
@@ -174,6 +180,7 @@ _CONFIGS_OF = {
     "combine": _of_combine,
     "backward": _of_backward,
     "indexer": _of_indexer,
+    "topk": lambda values: [TopKConfig(**values)],
 }
 
 
@@ -276,6 +283,8 @@ def entry_of(config) -> tuple[str, dict]:
     if isinstance(config, IndexerConfig):
         plain_indexer = IndexerConfig(config.heads, queries_of_tile(config.heads))
         return "indexer", {"heads": config.heads} | _changes(config, plain_indexer)
+    if isinstance(config, TopKConfig):
+        return "topk", _changes(config, TopKConfig())
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     problem = _changes(config, FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth))
     problem["family"] = config.schedule.family

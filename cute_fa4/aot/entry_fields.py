@@ -219,4 +219,5 @@ KINDS = {
     "combine": COMBINE,
     "backward": BACKWARD,
     "indexer": INDEXER,
+    "topk": {"arch": _ARCH},
 }

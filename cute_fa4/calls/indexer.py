@@ -1,6 +1,7 @@
 """A call of the lightning indexer: checks by metadata, views for the kernel, the launch.
 
-The kernel (sm100/indexer) has one form for both calls. Keys without pages are one page with all of them.
+The kernel of scores (sm100/indexer/kernel.py) has one form for both calls: keys without pages are one page with all
+of them. The kernel of the highest ones is sm100/indexer/topk.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cute_fa4.calls.operands.tensors import (
     MAX_CTAS,
     MAX_SEQLEN,
     check_is_tensor,
+    check_no_gradient,
     check_place,
     check_rank,
 )
@@ -27,6 +29,7 @@ from cute_fa4.sm100.indexer.config import (
     MOST_HEADS,
     OF_HEADS,
     IndexerConfig,
+    TopKConfig,
     is_page_size,
     queries_of_tile,
     tiles_of,
@@ -73,10 +76,20 @@ class Dense(NamedTuple):
         _check_grid(self.q.shape[0], self.q.shape[1], self.k.shape[0], 1)
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields that are no tensors."""
+        return ("clean",)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the result, as shape."""
+        return torch.float32
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.q.shape[0], self.k.shape[0]
 
-    def logits(self) -> torch.Tensor:
+    def run(self) -> torch.Tensor:
         heads = self.q.shape[1]
         config = IndexerConfig(heads, queries_of_tile(heads), clean=self.clean)
         k, scale = self.k[:, None], self.k_scale[:, None]
@@ -141,10 +154,20 @@ class Paged(NamedTuple):
         check_place(name, cache, self.q.device)
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields that are no tensors."""
+        return ("width", "clean")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the result, as shape."""
+        return torch.float32
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.q.shape[0] * self.q.shape[1], self.width
 
-    def logits(self) -> torch.Tensor:
+    def run(self) -> torch.Tensor:
         batch, queries, heads, _ = self.q.shape
         config = IndexerConfig(
             heads,
@@ -157,6 +180,70 @@ class Paged(NamedTuple):
         weights = self.weights.view(batch, queries, heads)
         given = self.q, k, scale, weights, None, self.lengths, self.table
         return _launched(config, given, self.shape)
+
+
+class TopK(NamedTuple):
+    """Arguments of topk_indices, by name."""
+
+    logits: torch.Tensor
+    starts: torch.Tensor | None
+    ends: torch.Tensor | None
+    k: int
+
+    def check(self) -> None:
+        """As Dense.check."""
+        logits, k = self.logits, self.k
+        check_is_tensor("logits", logits)
+        check_rank("logits", logits, ("rows", "keys"))
+        if logits.dtype is not torch.float32:
+            raise TypeError(f"logits: dtype {logits.dtype}; accepted: torch.float32")
+        rows, keys = logits.shape
+        if logits.numel() and keys > 1 and logits.stride(1) != 1:
+            raise ValueError(
+                f"logits: strides {logits.stride()}; accepted: the keys of a row contiguous; copy with "
+                "logits.contiguous()"
+            )
+        for name, number in (("keys", keys), ("k", k)):
+            if not 0 <= number <= MAX_SEQLEN:
+                raise ValueError(f"{name}: {number}; accepted: 0 to {MAX_SEQLEN}")
+        check_no_gradient({"logits": logits})
+        for name, tensor in (("starts", self.starts), ("ends", self.ends)):
+            if tensor is not None:
+                check_index_tensor(name, tensor, 1, logits.device, ("rows",))
+                _check_shape(name, tensor, (rows,))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields that are no tensors."""
+        return ("k",)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the result, as shape."""
+        return torch.int32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.logits.shape[0], self.k
+
+    def run(self) -> torch.Tensor:
+        logits, (rows, keys) = self.logits, self.logits.shape
+        if keys == 0:
+            return logits.new_full(self.shape, -1, dtype=torch.int32)
+        out = logits.new_empty(self.shape, dtype=torch.int32)
+        if out.numel() == 0:
+            return out
+        starts = self.starts
+        if starts is None:
+            starts = logits.new_zeros(rows, dtype=torch.int32)
+        ends = self.ends
+        if ends is None:
+            ends = logits.new_full((rows,), keys, dtype=torch.int32)
+        target = target_of(logits.device)
+        bits = with_plain_strides(logits).view(torch.int32)
+        with launching_on(logits.device):
+            function_for(TopKConfig(target.arch), target)(bits, starts, ends, out)
+        return out
 
 
 def keys_and_scales(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@
     export-kernel --kernel combine --head-dim 128         one [[combine]]
     export-kernel --kernel backward --head-dim 128        one [[backward]]
     export-kernel --kernel indexer --heads 64             one [[indexer]]
+    export-kernel --kernel topk                           one [[topk]]
 
 The flags are generated from the tables of aot/entry_fields.py: every field of a catalogue entry is also a flag.
 """
@@ -38,8 +39,9 @@ _TITLES = {
     "combine": "a kernel that merges parts (--kernel combine)",
     "backward": "the kernels of a backward pass (--kernel backward)",
     "indexer": "a kernel that scores keys for sparse attention (--kernel indexer)",
+    "topk": "the kernel of the highest logits (--kernel topk)",
 }
-_OF_ONE = ("config", "append", "combine", "backward", "indexer")  # kinds of a single kernel
+_OF_ONE = ("config", "append", "combine", "backward", "indexer", "topk")  # kinds of a single kernel
 _ELSEWHERE = {"append": ("dtype",), "backward": ("dtype",)}  # the flag is named like qkv_dtype's
 
 
@@ -319,7 +321,7 @@ def _flags(names) -> str:
 def _entry(given: dict, kernel: str) -> tuple[str, dict]:
     """-> (kind, entry) of flags; short forms of flags are expanded."""
     said = {name: given[name] for name in sorted(given)}
-    if kernel == "indexer":
+    if kernel in ("indexer", "topk"):
         return kernel, said
     dtype = said.pop("qkv_dtype", "bf16")
     if kernel in ("append", "backward"):

@@ -1,10 +1,10 @@
-"""Scores of the indexer, computed once and compared with float64."""
+"""Scores of the indexer, and the keys with the highest ones, computed once and compared."""
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.indexer import BYTES, Dense, Paged
+from cute_fa4.calls.indexer import BYTES, Dense, Paged, TopK
 from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig
 
 KEYS = (200, 131)  # of two sequences; without pages of the first
@@ -35,13 +35,24 @@ def worst(config: IndexerConfig, device: str) -> tuple[float, float]:
         first = torch.zeros_like(last)
         call = Dense(q[0].to(device), k, factors, weights[0].to(device), first, last, config.clean)
     call.check()
-    found = call.logits().cpu().view(*ends.shape, -1).double()
+    found = call.run().cpu().view(*ends.shape, -1).double()
     products = torch.einsum("bqhd,bkd->bqhk", q.double(), keys[: len(q)].double())
     exact = torch.einsum("bqhk,bqh->bqk", products.relu(), weights.double())
     most = torch.einsum("bqhk,bqh->bqk", products.abs(), weights.abs().double())
     seen = torch.arange(max(KEYS)) < ends[..., None]
     error = (found - exact * scales[: len(q), None]).abs() / (most * scales[: len(q), None])
     return float(error[seen].max()), ALLOWED
+
+
+def wrong_keys(device: str) -> tuple[float, float]:
+    """-> (how many places of the highest logits have another key than a sort, less than one is allowed)."""
+    k, ends = 64, torch.tensor(KEYS, dtype=torch.int32)
+    logits = torch.randn(2, max(KEYS), generator=torch.Generator().manual_seed(0))
+    call = TopK(logits.to(device), torch.zeros_like(ends).to(device), ends.to(device), k)
+    call.check()
+    seen = torch.arange(max(KEYS)) < ends[:, None]
+    exact = logits.masked_fill(~seen, -torch.inf).topk(k).indices.sort().values
+    return float((call.run().cpu() != exact).sum()), 0.5
 
 
 def _pages(keys, scales, size: int) -> tuple[torch.Tensor, torch.Tensor]:

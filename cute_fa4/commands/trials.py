@@ -41,7 +41,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.rows_of_tiles import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
-from cute_fa4.sm100.indexer.config import IndexerConfig
+from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
@@ -149,6 +149,8 @@ def _try(config, device: str) -> tuple[float, float]:
         return trial_backward.worst(config, device)
     if isinstance(config, IndexerConfig):
         return trial_indexer.worst(config, device)
+    if isinstance(config, TopKConfig):
+        return trial_indexer.wrong_keys(device)
     if not config.split_keys:
         return _attention(config, device, config.write_lse)
     try:

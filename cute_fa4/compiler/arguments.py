@@ -332,6 +332,21 @@ def fake_indexer_arguments(config: IndexerConfig) -> dict:
     )
 
 
+def fake_topk_arguments() -> dict:
+    """The same for TopKKernel.__call__."""
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    rows = sym_int(symbol="rows")
+    return dict(
+        logits=_fake("i32", (rows, sym_int())),
+        starts=_fake("i32", (rows,)),
+        ends=_fake("i32", (rows,)),
+        indices=_fake("i32", (rows, sym_int())),
+        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
 def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
     """Sizes of K and V before the depth."""
     from cutlass.cute import sym_int

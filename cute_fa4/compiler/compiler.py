@@ -13,15 +13,16 @@ from cute_fa4.compiler.arguments import (
     fake_backward_arguments,
     fake_combine_arguments,
     fake_indexer_arguments,
+    fake_topk_arguments,
 )
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.indexer.config import IndexerConfig
+from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.system.frames import with_room
 
-Config = FA4Config | AppendConfig | CombineConfig | BackwardConfig | IndexerConfig
+Config = FA4Config | AppendConfig | CombineConfig | BackwardConfig | IndexerConfig | TopKConfig
 
 # How strictly the emulator checks this package's kernels, compiled here or opened from a file.
 EMULATOR_CHECKS = "ptx"
@@ -65,6 +66,11 @@ def kernel_and_arguments(config: Config) -> tuple:
 
         indexer = IndexerKernel(config)
         return indexer, in_order(indexer, fake_indexer_arguments(config)), None
+    if isinstance(config, TopKConfig):
+        from cute_fa4.sm100.indexer.topk import TopKKernel
+
+        topk = TopKKernel(config)
+        return topk, in_order(topk, fake_topk_arguments()), None
     from cute_fa4.compiler.labels import kernel_labels
 
     kernel = kernel_class(type(config.schedule))(config)

@@ -16,6 +16,7 @@
     torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
     torch.ops.cute_fa4.mqa_logits                  (q, k, k_scale, weights, starts, ends, *, clean) -> logits
     torch.ops.cute_fa4.paged_mqa_logits            (q, cache, weights, lengths, table, *, width, clean) -> logits
+    torch.ops.cute_fa4.topk_indices                (logits, starts, ends, *, k) -> indices
 
 The public functions call these when something traces them (cute_fa4/calls/operands/tracing.py), and run directly
 otherwise:
@@ -28,7 +29,7 @@ otherwise:
     refusals.py   what a refusal looks like while torch.compile traces
     gradients.py  the derivative of the first two, and its own operator
     merge.py      the merge of partial results: its schema, on real tensors and on fakes
-    indexer.py    the same for scores of the lightning indexer
+    indexer.py    the same for the lightning indexer
     sharding.py   the part of a call with DTensors that each rank computes alone
     flops.py      floating-point operations of a call, for torch.utils.flop_counter
 

@@ -1,4 +1,4 @@
-"""torch.ops.cute_fa4.mqa_logits, paged_mqa_logits: scores of the lightning indexer, as a tracer sees them.
+"""torch.ops.cute_fa4.mqa_logits, paged_mqa_logits, topk_indices: the lightning indexer, as a tracer sees it.
 
 mqa_logits(q, k, k_scale, weights, starts, ends, *, clean) -> logits
 paged_mqa_logits(q, cache, weights, lengths, table, *, width, clean) -> logits
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.indexer import Dense, Paged
+from cute_fa4.calls.indexer import Dense, Paged, TopK
 from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.operators.fakes import in_numbers
@@ -26,6 +26,7 @@ _SCHEMAS = {
         Paged,
         "Tensor q, Tensor cache, Tensor weights, Tensor lengths, Tensor table, *, SymInt width, bool clean",
     ),
+    "topk_indices": (TopK, "Tensor logits, Tensor? starts, Tensor? ends, *, SymInt k"),
 }
 
 
@@ -42,14 +43,14 @@ def _define(name: str, kind: type, arguments: str) -> torch.library.Library:
     def run(*args, **kwargs):
         call = kind(*map(_plain, call_of(args, kwargs)))
         call.check()
-        return call.logits()
+        return call.run()
 
     def fake(*args, **kwargs):
         call = call_of(args, kwargs)
         plain = in_numbers(call._asdict())
         if plain is not None:
             in_graph(kind(**plain).check)
-        return call.q.new_empty(call.shape, dtype=torch.float32)
+        return call[0].new_empty(call.shape, dtype=call.dtype)
 
     def below_autograd(keyset, *args, **kwargs):
         """Refuse derivatives: none is supported, and a missing one would silently be zeros."""

@@ -19,7 +19,7 @@ from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.indexer.config import IndexerConfig
+from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 
 from .conftest import EXPORTED, PLAIN, RICH, ROOT
 
@@ -58,6 +58,7 @@ VARIED = [
         score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     ),
     BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
+    TopKConfig("sm_103a"),
     IndexerConfig(32, 4),
     IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False, arch="sm_103a"),
 ]  # fmt: skip
@@ -130,7 +131,7 @@ def test_every_field_of_every_kind_has_a_flag():
     parser = command_line._parser()
     assert set(entry_fields.MODEL) <= set(vars(parser.parse_args(["export"])))
     options = set(vars(parser.parse_args(["export-kernel"])))
-    for kind in ("config", "append", "combine", "backward", "indexer"):
+    for kind in ("config", "append", "combine", "backward", "indexer", "topk"):
         assert {
             "qkv_dtype" if name == "dtype" else name for name in entry_fields.KINDS[kind]
         } <= options

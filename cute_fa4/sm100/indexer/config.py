@@ -14,7 +14,13 @@ from functools import cached_property
 
 from ...layouts.operand_tiles import KMajorTile
 from ..blueprint.barriers import BarrierTable
-from ..blueprint.chip import ARCHES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
+from ..blueprint.chip import (
+    ARCHES,
+    F32_BYTES,
+    MBARRIER_BYTES,
+    TMEM_ADDRESS_BYTES,
+    WARP_SIZE,
+)
 from ..blueprint.memory_maps import Region, SmemMap, TmemMap
 from ..blueprint.problem import plain_integers
 from .barriers import S_BUFFERS, table
@@ -170,3 +176,48 @@ def queries_of_tile(heads: int, queries: int | None = None) -> int:
     if queries is None:
         return most
     return min(most, max(1, -(-queries // least)) * least)
+
+
+TOPK_THREADS = 512
+TOPK_WARPS = TOPK_THREADS // WARP_SIZE
+OF_BYTE = 8  # bits of a rank that a pass finds
+BINS = 1 << OF_BYTE
+PASSES = 32 // OF_BYTE
+
+
+@dataclass(frozen=True)
+class TopKSmem(SmemMap):
+    """Shared memory of the kernel of the highest logits.
+
+    counts  of the values of a byte
+    found   of each pass: the byte, and how many keys with it are wanted
+    sums    of each warp, twice
+    """
+
+    counts: Region
+    found: Region
+    sums: Region
+
+    @classmethod
+    def of_topk(cls) -> "TopKSmem":
+        return cls.of_sizes(
+            counts=F32_BYTES * BINS, found=F32_BYTES * 2 * PASSES, sums=F32_BYTES * 4 * TOPK_WARPS
+        )
+
+
+@dataclass(frozen=True)
+class TopKConfig:
+    """The kernel of the highest logits has no choices: rows, keys and k are bound at each call.
+
+    arch  "sm_100a" or "sm_103a"
+    """
+
+    arch: str = "sm_100a"
+
+    @property
+    def name(self) -> str:
+        """
+        >>> TopKConfig().name
+        'topk_sm_100a'
+        """
+        return f"topk_{self.arch}"

@@ -8,7 +8,7 @@ import torch
 from cute_fa4 import EmulatorWarning, emulator
 from cute_fa4.calls import indexer
 from cute_fa4.emulator import EmulatorError
-from cute_fa4.indexer import fp8_paged_mqa_logits
+from cute_fa4.indexer import fp8_paged_mqa_logits, topk_indices
 from cute_fa4.sm100.indexer import roles, work
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.test_planted import missed, planted
@@ -90,6 +90,24 @@ def test_a_mistake_in_the_sources_is_noticed(own_kernels, monkeypatch, name):
     monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))
     with pytest.raises((AssertionError, EmulatorError)):
         assert_agrees(PROBLEM, attempt())
+
+
+LOGITS = torch.randn(1, 1100, generator=torch.Generator().manual_seed(0)).round(decimals=2)
+
+
+def attempt_topk() -> torch.Tensor:
+    """Three stretches of keys: both buffers of sums are used again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        return topk_indices(LOGITS, 200)
+
+
+def test_threads_of_a_row_that_do_not_meet_are_noticed():
+    places = planted(PTX["threads do not meet"], 0)
+    with pytest.raises(EmulatorError), emulator.use(transform=places):
+        attempt_topk()
+    found, unnoticed = missed(PTX["threads do not meet"], attempt_topk)
+    assert found == places.count > 12 and not unnoticed, unnoticed
 
 
 def test_the_unchanged_kernel_is_right():

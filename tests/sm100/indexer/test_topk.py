@@ -3,10 +3,16 @@
 import pytest
 import torch
 
-from cute_fa4.indexer import cache_indices, topk_indices
-from tests.sm100.indexer.problems import int32
+from cute_fa4 import indexer
+from cute_fa4.indexer import cache_indices
+from tests.attention.agreement import IN_ORDER, Schedule, schedules
+from tests.sm100.indexer.problems import emulated, int32
 
 INF, NAN = torch.inf, torch.nan
+
+
+def topk_indices(*given, schedule: Schedule = IN_ORDER, **options) -> torch.Tensor:
+    return emulated(indexer.topk_indices, *given, schedule=schedule, **options)
 
 
 def by_definition(row: list[float], k: int, start: int, end: int) -> list[int]:
@@ -30,14 +36,15 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 9])
-def test_a_row_has_its_best_keys(name, k):
-    logits = torch.tensor([ROWS[name]])
-    [row] = logits.tolist()
-    found = topk_indices(logits, k)
+def test_a_row_has_its_best_keys(k):
+    rows = torch.full((len(ROWS), 6), -INF)  # a key of -inf is not seen
+    for row, logits in zip(rows, ROWS.values(), strict=True):
+        row[: len(logits)] = torch.tensor(logits)
+    found = topk_indices(rows, k)
     assert found.dtype == torch.int32
-    assert found.tolist() == [by_definition(row, k, 0, len(row))]
+    for name, own, row in zip(ROWS, found.tolist(), rows.tolist(), strict=True):
+        assert own == by_definition(row, k, 0, len(row)), name
 
 
 def test_rows_see_their_own_keys():
@@ -50,6 +57,25 @@ def test_rows_see_their_own_keys():
     rows = zip(logits.tolist(), starts.tolist(), ends.tolist(), strict=True)
     assert found.tolist() == [by_definition(row, 32, start, end) for row, start, end in rows]
     assert torch.equal(topk_indices(logits, 32, ends=ends)[0], torch.full((32,), -1).int())
+
+
+@pytest.mark.parametrize("schedule", schedules(3), ids=str)
+def test_long_rows_agree_under_every_schedule(schedule):
+    """Logits that agree in 0 to 4 of their bytes, more keys than threads, and more ties than are taken."""
+    generator = torch.Generator().manual_seed(3)
+    bits = torch.randint(-(2**31), 2**31 - 1, (3, 1040), generator=generator, dtype=torch.int64)
+    bits[1] = 0x3F800000 + bits[1] % 3  # differ in the last byte alone
+    bits[2, ::2] = bits[2, 0]
+    logits = bits.int().view(torch.float32)
+    starts, ends = int32(0, 1, 3), int32(1040, 1030, 2000)
+    found = topk_indices(logits, 250, starts, ends, schedule=schedule)
+    rows = zip(logits.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    assert found.tolist() == [by_definition(row, 250, start, end) for row, start, end in rows]
+
+
+def test_a_call_without_keys():
+    assert topk_indices(torch.zeros(2, 0), 3).tolist() == [[-1] * 3] * 2
+    assert topk_indices(torch.zeros(0, 4), 3).shape == (0, 3)
 
 
 def test_rows_of_a_cache():
@@ -66,8 +92,10 @@ def test_rows_of_a_cache():
     [
         ({"logits": torch.zeros(5)}, r"logits: shape \(5,\) has 1 dimensions; accepted: 2, \(rows"),
         ({"logits": torch.zeros(2, 5).half()}, "logits: dtype torch.float16; accepted: torch.floa"),
-        ({"k": -1}, "k: -1; accepted: a number of keys"),
-        ({"k": True}, "k: True; accepted: a number of keys"),
+        ({"k": -1}, "k: -1; accepted: 0 to"),
+        ({"k": True}, "k: a bool; accepted: an int"),
+        ({"k": None}, "k: None; accepted: a number of keys"),
+        ({"logits": torch.zeros(5, 2).T}, "logits: strides .*; accepted: the keys of a row contig"),
         ({"ends": int32(1, 2, 3)}, r"ends: shape \(3,\); accepted: \(2,\)"),
         ({"starts": torch.zeros(2)}, "starts: dtype torch.float32; accepted: torch.int32"),
     ],

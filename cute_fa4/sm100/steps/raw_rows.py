@@ -4,12 +4,12 @@ A thread owns a key. It reads and writes the lines of this key alone, so nothing
 threads. Both formats are swizzled alike, in pieces of 16 bytes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import cutlass.cute as cute
 
 from ...dtypes import row_of
-from ..sync.kernel_args import Events
+from ..sync.kernel_args import Events, Smem
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from . import row_math
 from .pieces import as_fp16, load_piece, numbers_of
@@ -63,3 +63,19 @@ def complete(kv: KVConsumerPipeline, at: Slot):
     """This thread's lines are written, and the tensor core may read them once all threads have arrived."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.mbarrier_arrive(kv.full + at.index)
+
+
+def dequantize_slot(
+    cfg, smem: Smem, events: Events, kv: KVConsumerPipeline, at: Slot, thread, of_key: Callable, of
+) -> Slot:
+    """Dequantize the rows of a slot; -> the next slot.
+
+    of_key  dequantizes the row of a key: of_key(cfg, line, first byte of the key's line in the tile, of)
+    of      what the family knows of the slot
+    """
+    await_raw(events, at)
+    line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
+    for first in range(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
+        of_key(cfg, line, first * LINE_BYTES, of)
+    complete(kv, at)
+    return at.next(kv.slots)

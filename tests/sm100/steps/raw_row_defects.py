@@ -1,7 +1,7 @@
 """Mistakes in the steps that dequantize rows in their slots (steps/raw_rows.py), for every family that takes them.
 
-A family's `dequantize` module imports the steps by name, and has a `dequantize_key` whose second and third arguments
-are the line of the thread and the first byte of the key's.
+A family's `dequantize` module has a `dequantize_key` whose second and third arguments are the line of the thread and
+the first byte of the key's.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def twice(made):
 def of_slots(dequantize: ModuleType) -> dict[str, tuple[ModuleType, str, Callable]]:
     """name -> (whose attribute, which, the change). dequantize: of the family."""
     return {
-        "no fence before the tensor core": (dequantize, "complete", without_fence),
-        "the fence comes late": (dequantize, "complete", fence_behind),
-        "kv_full is raised twice": (dequantize, "complete", twice),
-        "kv_full is not raised": (dequantize, "complete", lambda made: lambda kv, at: None),
-        "rows are not awaited": (dequantize, "await_raw", lambda made: lambda events, at: None),
+        "no fence before the tensor core": (raw_rows, "complete", without_fence),
+        "the fence comes late": (raw_rows, "complete", fence_behind),
+        "kv_full is raised twice": (raw_rows, "complete", twice),
+        "kv_full is not raised": (raw_rows, "complete", lambda made: lambda kv, at: None),
+        "rows are not awaited": (raw_rows, "await_raw", lambda made: lambda events, at: None),
         "the parity of the other turn": (
-            dequantize, "await_raw", lambda made: lambda events, at: events.raw_full.wait(at.index, at.phase ^ 1),
+            raw_rows, "await_raw", lambda made: lambda events, at: events.raw_full.wait(at.index, at.phase ^ 1),
         ),
         "half of the keys": (
             dequantize, "dequantize_key", lambda made: lambda cfg, line, first, *more: made(cfg, line, 0, *more),
         ),
         "rows without their swizzle": (
-            dequantize, "line_of", lambda made: lambda address, key: address + key * 128,
+            raw_rows, "line_of", lambda made: lambda address, key: address + key * 128,
         ),
         "rows of the next key": (
-            dequantize, "line_of", lambda made: lambda address, key: made(address, key ^ 1),
+            raw_rows, "line_of", lambda made: lambda address, key: made(address, key ^ 1),
         ),
         "another dtype of 8 bits": (
             raw_rows, "as_fp16", lambda made: lambda words, dtype: made(words, "e5m2"),

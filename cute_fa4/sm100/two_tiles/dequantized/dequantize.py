@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...blueprint.chip import WARP_SIZE
-from ...steps.raw_rows import LINE_BYTES, await_raw, complete, dequantize_row, line_of
+from ...steps.raw_rows import dequantize_row, dequantize_slot
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
@@ -25,25 +25,6 @@ def dequantize_key(cfg, line, first_byte: int, is_v: bool):
     chunks = range(first_byte, first_byte + tile.nbytes, tile.chunk_bytes)
     raw = first_byte + cfg.tiles.raw_offset(is_v)
     dequantize_row((cfg.kv_dtype, dtype), line, raw, chunks)
-
-
-@cute.jit
-def dequantize_tile(
-    cfg: cutlass.Constexpr,
-    smem: Smem,
-    events: Events,
-    kv: KVConsumerPipeline,
-    at: Slot,
-    thread: Int32,
-    is_v: cutlass.Constexpr,
-) -> Slot:
-    """Dequantize K or V of a key tile; -> the next slot."""
-    await_raw(events, at)
-    line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
-    for first in cutlass.range_constexpr(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
-        dequantize_key(cfg, line, first * LINE_BYTES, is_v)
-    complete(kv, at)
-    return at.next(kv.slots)
 
 
 @cute.jit
@@ -62,7 +43,7 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for _ in cutlass.range(count, unroll=1):
-            at = dequantize_tile(cfg, smem, events, kv, at, thread, False)
-            at = dequantize_tile(cfg, smem, events, kv, at, thread, True)
+            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, False)
+            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, True)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count

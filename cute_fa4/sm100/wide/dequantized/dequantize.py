@@ -18,7 +18,7 @@ from cutlass import Int32
 from cute_fa4.dtypes import is_quantized
 
 from ...blueprint.chip import WARP_SIZE
-from ...steps.raw_rows import LINE_BYTES, await_raw, complete, dequantize_row, line_of
+from ...steps.raw_rows import dequantize_row, dequantize_slot
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
@@ -39,8 +39,13 @@ def v_formats(cfg) -> list[tuple[int, str, str]]:
 
 
 def dequantize_key(cfg, line, first_byte: int, of_unit: tuple[int, str, str]):
-    """Dequantize the row of a key. line: from line_of, first_byte: from there to the line of the key in a chunk."""
+    """Dequantize the row of a key, if it has 8 bits.
+
+    line: from line_of, first_byte: from there to the line of the key in a chunk
+    """
     columns, *dtypes = of_unit
+    if not is_quantized(dtypes[0]):
+        return
     raw = first_byte + cfg.tiles.raw_offset(is_v=False)
     chunks = [first_byte + chunk for chunk in cfg.tiles.chunks(columns)]
     dequantize_row(tuple(dtypes), line, raw, chunks)
@@ -51,13 +56,7 @@ def dequantize_units(
 ) -> Slot:
     """Dequantize the units of K or V of a key tile; -> the next slot."""
     for of_unit in formats:
-        await_raw(events, at)
-        line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
-        if is_quantized(of_unit[1]):
-            for first in range(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
-                dequantize_key(cfg, line, first * LINE_BYTES, of_unit)
-        complete(kv, at)
-        at = at.next(kv.slots)
+        at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, of_unit)
     return at
 
 

@@ -169,6 +169,43 @@ def test_what_a_launch_lacks_is_named():
         driver.cuModuleLoadData(b"\x7fELF")
 
 
+@pytest.mark.parametrize(
+    "preferred, refused",
+    [(4, None), (3, r"preferred clusters of \(3, 1, 1\) with clusters of \(2, 1, 1\)")],
+)
+def test_clusters_of_attributes_are_launched_or_refused(monkeypatch, preferred, refused):
+    """A launch has the clusters that it may always get; a size that it cannot prefer is refused."""
+    launched = {}
+    monkeypatch.setattr(driver_api, "execute", lambda program, **given: launched.update(given))
+    module = answer(driver.cuModuleLoadData(SCALE.encode()))
+    kernel = answer(driver.cuModuleGetFunction(module, b"scale"))
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = 8, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+    ids, attributes = driver.CUlaunchAttributeID, []
+    for name, field, size in (
+        ("CLUSTER_DIMENSION", "clusterDim", 2),
+        ("PREFERRED_CLUSTER_DIMENSION", "preferredClusterDim", preferred),
+    ):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = getattr(ids, f"CU_LAUNCH_ATTRIBUTE_{name}")
+        dims = getattr(attribute.value, field)
+        dims.x, dims.y, dims.z = size, 1, 1
+        attributes.append(attribute)
+    overlaps = driver.CUlaunchAttribute()
+    overlaps.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlaps.value.programmaticStreamSerializationAllowed = 1
+    config.attrs = [*attributes, overlaps]
+    config.numAttrs = len(config.attrs)
+    given = arguments("tuple", 0, 0, 3.0, 50, 7 << 32)
+    if refused:
+        with pytest.raises(EmulatorError, match=refused):
+            driver.cuLaunchKernelEx(config, kernel, given, 0)
+    else:
+        answer(driver.cuLaunchKernelEx(config, kernel, given, 0))
+        assert launched["cluster"] == (2, 1, 1) and launched["dependent"]
+
+
 def test_a_tensor_map_is_that_of_the_encoder():
     from cute_fa4.emulator.host import ptx_files
 

@@ -255,41 +255,31 @@ class _Calls:
 
     def launch_with_attributes(self, config, function, params, extra):
         """cuLaunchKernelEx."""
-        attributes = {int(each.id): each.value for each in config.attrs}
-        unknown = set(attributes) - set(driver_api.SUPPORTED_LAUNCH_ATTRIBUTES)
-        if unknown:
-            raise EmulatorError(f"launch attribute {min(unknown)} is not known to the emulator")
-        cluster = attributes.get(driver_api.CLUSTER_DIMENSION)
-        if cluster is not None:
-            cluster = (cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z)
-        overlaps = attributes.get(driver_api.PROGRAMMATIC_STREAM_SERIALIZATION)
+        attributes = {int(each.id): _words(each.value) for each in config.attrs}
         self._execute(
             function,
             (config.gridDimX, config.gridDimY, config.gridDimZ),
             (config.blockDimX, config.blockDimY, config.blockDimZ),
             config.sharedMemBytes,
             (params, extra),
-            cluster=cluster,
-            dependent=overlaps is not None and bool(overlaps.programmaticStreamSerializationAllowed),
+            attributes,
         )  # fmt: skip
 
-    def _execute(self, function, grid, block, shared, given, cluster=None, dependent=False):
+    def _execute(self, function, grid, block, shared, given, attributes=None):
         params, extra = given
         if extra:
             raise EmulatorError("the argument extra of a launch is not answered; pass kernelParams")
         library, name = self.loaded[int(function)]
         program = driver_api.program_of(library, name)
-        required = tuple(program.kernel.directives.get(".reqnctapercluster", ()))
         driver_api.begin_call(self.checks)
         driver_api.execute(
             program,
             params=_parameters(program.kernel, params),
             grid=grid,
             block=block,
-            cluster=(*(cluster or required), 1, 1, 1)[:3],
             dynamic_shared_bytes=shared,
             labels=library.labels,
-            dependent=dependent,
+            **driver_api.launch_options(attributes or {}, program.kernel, grid),
         )
 
     def encode_tiled(self, *parameters):
@@ -298,6 +288,11 @@ class _Calls:
         made = self.driver.CUtensorMap()
         made.opaque = [int(word) for word in np.frombuffer(data, np.uint64)]
         return made
+
+
+def _words(value):
+    """The 16 words of the union CUlaunchAttributeValue."""
+    return (ctypes.c_uint32 * 16).from_address(value.getPtr())[:]
 
 
 def _the_device(number):

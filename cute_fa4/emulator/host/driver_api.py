@@ -26,7 +26,9 @@ SUCCESS, FAILURE = 0x600D, 1
 
 CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
 PREFERRED_CLUSTER_DIMENSION = 11
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the previous one has ended
+PROGRAMMATIC_STREAM_SERIALIZATION = (
+    6  # programmatic dependent launch: the grid may overlap the previous one
+)
 SUPPORTED_LAUNCH_ATTRIBUTES = {
     0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
     8: "priority", 14: "preferred shared memory carveout",
@@ -261,9 +263,12 @@ def launch(config, kernel, args):
         grid=tuple(config.grid),
         block=tuple(config.block),
         dynamic_shared_bytes=config.dynamic_shared_bytes,
-        cluster=_cluster_dims(config, program.kernel),
         labels=library.labels,
-        dependent=_is_dependent(config),
+        **launch_options(
+            {each.id: each.value for each in config.attributes[: config.attribute_count]},
+            program.kernel,
+            tuple(config.grid),
+        ),
     )
 
 
@@ -349,26 +354,22 @@ def _read_params(kernel, args):
     return bytes(block)
 
 
-def _is_dependent(config):
-    """Programmatic dependent launch: the launch allows the grid to overlap the previous one in the stream."""
-    attributes = (config.attributes[i] for i in range(config.attribute_count))
-    return any(a.id == PROGRAMMATIC_STREAM_SERIALIZATION and a.value[0] for a in attributes)
+def launch_options(attributes: dict, kernel, grid: tuple) -> dict:
+    """Arguments of execute from the attributes of a launch.
 
-
-def _cluster_dims(config, kernel):
-    dims, preferred = tuple(kernel.directives.get(".reqnctapercluster", ())) or (1, 1, 1), None
-    for i in range(config.attribute_count):
-        attribute = config.attributes[i]
-        if attribute.id == CLUSTER_DIMENSION:
-            dims = tuple(attribute.value[:3])
-        elif attribute.id == PREFERRED_CLUSTER_DIMENSION:
-            preferred = tuple(attribute.value[:3])
-        elif attribute.id not in SUPPORTED_LAUNCH_ATTRIBUTES:
-            raise EmulatorError(f"launch attribute {attribute.id} is not known to the emulator")
-    dims = (*dims, 1, 1)[:3]
-    if preferred is not None:
-        _check_preferred(preferred, dims, tuple(config.grid))
-    return dims
+    attributes  id -> the 32-bit words of its value
+    """
+    for number in sorted(attributes.keys() - SUPPORTED_LAUNCH_ATTRIBUTES.keys()):
+        known = ", ".join(f"{i} ({what})" for i, what in SUPPORTED_LAUNCH_ATTRIBUTES.items())
+        raise EmulatorError(
+            f"launch attribute {number} is not known to the emulator; accepted: {known}; launch without it"
+        )
+    required = kernel.directives.get(".reqnctapercluster", ())
+    dims = (*attributes.get(CLUSTER_DIMENSION, required)[:3], 1, 1, 1)[:3]
+    if PREFERRED_CLUSTER_DIMENSION in attributes:
+        _check_preferred(tuple(attributes[PREFERRED_CLUSTER_DIMENSION][:3]), dims, grid)
+    overlaps = attributes.get(PROGRAMMATIC_STREAM_SERIALIZATION, (0,))[0]
+    return {"cluster": dims, "dependent": bool(overlaps)}
 
 
 def _check_preferred(preferred, dims, grid):

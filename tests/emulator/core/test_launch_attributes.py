@@ -1,6 +1,5 @@
-"""Launch attributes from compiled host code: cluster sizes, and unknown ones."""
+"""Launch attributes of compiled host code and of cuda-python: cluster sizes, and unknown ones."""
 
-import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +10,9 @@ from cute_fa4.emulator.ptx.errors import EmulatorError
 
 def cluster(grid, *attributes, directives=()):
     """The cluster of a launch with (id, three numbers) each."""
-    made = [driver_api._LaunchAttribute(id=number) for number, _ in attributes]
-    for one, (_, sizes) in zip(made, attributes, strict=True):
-        one.value[:3] = sizes
-    config = driver_api._LaunchConfig(grid=(ctypes.c_uint32 * 3)(*grid))
-    array = (driver_api._LaunchAttribute * len(made))(*made)
-    config.attributes, config.attribute_count = array, len(made)
-    return driver_api._cluster_dims(config, SimpleNamespace(directives=dict(directives)))
+    words = {number: [*sizes, *[0] * 13] for number, sizes in attributes}
+    kernel = SimpleNamespace(directives=dict(directives))
+    return driver_api.launch_options(words, kernel, grid)["cluster"]
 
 
 def test_clusters_have_the_size_that_a_launch_always_gets():
@@ -44,5 +39,5 @@ def test_a_preferred_cluster_is_a_multiple_that_divides_the_grid(grid, preferred
 
 
 def test_unknown_attributes_are_named():
-    with pytest.raises(EmulatorError, match="launch attribute 3 is not known"):
+    with pytest.raises(EmulatorError, match=r"launch attribute 3 is not known .*4 \(cluster"):
         cluster((8, 1, 1), (3, (0, 0, 0)))

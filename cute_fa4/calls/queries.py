@@ -30,11 +30,18 @@ import torch
 from cute_fa4.calls.asked import length_may_choose
 from cute_fa4.calls.operands.scale_views import is_by_row
 from cute_fa4.calls.operands.scales import check_no_scale
-from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
+from cute_fa4.calls.operands.tensors import (
+    DTYPE_NAMES,
+    FP8,
+    WIDE,
+    check_is_tensor,
+    check_no_gradient,
+)
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import BF16, E4M3
 from cute_fa4.operands import LENGTHS_OF_QUERIES
 from cute_fa4.sm100.blueprint.reach import QK_DEPTHS_OF_FP8, in_words
+from cute_fa4.sm100.blueprint.rope_columns import may_be_beside_dequantized
 from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
 from cute_fa4.sm100.choose.which_kernel import (
     DEQUANTIZED_DEPTH,
@@ -122,14 +129,15 @@ def _not_dequantized(q, asked: Asked, k_rope) -> str | None:
     """What no kernel that dequantizes keys runs; None: some kernel runs it."""
     depth = int(q.shape[-1])
     if k_rope is None:
-        rope, multiplied = 0, True
+        rope, runs = 0, True
     else:
         check_is_tensor("k_rope", k_rope)
         rope = int(k_rope.shape[-1]) if k_rope.dim() else 0
-        multiplied = k_rope.dtype in (q.dtype, *FP8)
+        stored = DTYPE_NAMES.get(k_rope.dtype, "another")
+        runs = may_be_beside_dequantized(stored, DTYPE_NAMES[q.dtype])
     if dequantizes_rows(depth, k_rope is not None):
         return None
-    if not dequantizes_units(depth, rope, multiplied):
+    if not dequantizes_units(depth, rope, runs):
         if k_rope is None:
             return f"a head_dim of {depth} (kernels: {in_words(QK_DEPTHS_OF_FP8)})"
         return (

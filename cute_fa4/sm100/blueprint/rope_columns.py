@@ -1,5 +1,16 @@
 """Columns of K in a separate tensor, which all heads share: which fields of a problem contradict each other."""
 
+from ...dtypes import QUANTIZED
+
+
+def may_be_beside_dequantized(rope_dtype: str | None, qkv_dtype: str) -> bool:
+    """Whether these columns run beside 8-bit K that a kernel dequantizes: 16-bit columns are multiplied as stored.
+
+    >>> [may_be_beside_dequantized(rope, "bf16") for rope in (None, "e5m2", "bf16", "fp16")]
+    [True, True, True, False]
+    """
+    return rope_dtype in (None, *QUANTIZED, qkv_dtype)
+
 
 def contradictions(problem) -> list[str]:
     """Errors in the fields of columns of K in a separate tensor."""

@@ -54,6 +54,7 @@ from ...dtypes import is_quantized, row_of
 from ...scales import Scales
 from ..blueprint import bands, tuning
 from ..blueprint.reach import DEPTHS_OF_FP8, QK_DEPTHS_OF_FP8
+from ..blueprint.rope_columns import may_be_beside_dequantized
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import ROWS_PER_Q_TILE
 from ..few_rows.dequantized.schedule import DequantizedTile
@@ -223,11 +224,9 @@ class Call:
             return False
         if dequantizes_rows(self.head_dim, self.rope):
             return True
-        multiplied = self.rope_dtype in (None, self.qkv_dtype) or is_quantized(self.rope_dtype)
+        runs = may_be_beside_dequantized(self.rope_dtype, self.qkv_dtype)
         by_key = bool(self.descales.of_keys)
-        return not self.of_4_bits and dequantizes_units(
-            self.head_dim, self.rope, multiplied, by_key
-        )
+        return not self.of_4_bits and dequantizes_units(self.head_dim, self.rope, runs, by_key)
 
     @property
     def may_swap(self) -> bool:
@@ -293,17 +292,17 @@ def dequantizes_rows(head_dim: int, rope: int) -> bool:
 
 
 def dequantizes_units(
-    head_dim: int, rope: int = 0, multiplied: bool = True, by_key: bool = False
+    head_dim: int, rope: int = 0, rope_runs: bool = True, by_key: bool = False
 ) -> bool:
     """Whether a kernel takes the others in units of columns (sm100/wide/dequantized/).
 
-    multiplied: the columns in a separate tensor have 8 bits, or the dtype of q; by_key: keys have scales of their own
+    rope_runs: from may_be_beside_dequantized; by_key: keys have scales of their own
 
     >>> [dequantizes_units(*depths) for depths in ((192,), (192, 64), (200,), (96, 16))]
     [True, True, False, False]
     """
     own = head_dim - rope
-    fits = not rope or (multiplied and own > 0 and own % SPAN == 0 and rope <= SPAN)
+    fits = not rope or (rope_runs and own > 0 and own % SPAN == 0 and rope <= SPAN)
     return not by_key and head_dim in QK_DEPTHS_OF_FP8 and fits
 
 

@@ -14,6 +14,7 @@ from cute_fa4.dtypes import QUANTIZED, is_quantized
 
 from ...blueprint.problem import Problem
 from ...blueprint.reach import DEEP_OF_FP8, DEPTHS_OF_FP8, QK_DEPTHS_OF_FP8, Extra
+from ...blueprint.rope_columns import may_be_beside_dequantized
 from ...blueprint.warp_roles import WarpRoles
 from ..schedule import WideTile
 from ..warp_roles import DequantizingWarpRoles
@@ -46,7 +47,7 @@ class SlotWideTile(WideTile):
                 "schedule=WideTile()"
             ]
         why = super().refusals(problem)
-        if problem.rope_dtype not in (None, *QUANTIZED, problem.qkv_dtype):
+        if not may_be_beside_dequantized(problem.rope_dtype, problem.qkv_dtype):
             why.append(
                 f"rope_dtype={problem.rope_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: columns of 16 bits are "
                 f"multiplied as they are stored: use {problem.qkv_dtype!r}, {' or '.join(map(repr, QUANTIZED))}"

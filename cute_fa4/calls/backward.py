@@ -262,7 +262,7 @@ class Launch(NamedTuple):
             return for_queries(kinds)
         return *for_queries(kinds), *for_keys(kinds, of.q.shape[-2] // of.k.shape[-2])
 
-    def arguments(self, written, stats: torch.Tensor, tile_lists: tuple | None) -> tuple:
+    def arguments(self, written: tuple, stats: torch.Tensor, tile_lists: tuple | None) -> tuple:
         """Of a compiled function. written: what it writes besides stats."""
         of, scores = self.attended, self.scores
         lengths = *self.longest, *of[5:7], *(x for x in of[9:] if x is not None)
@@ -271,7 +271,7 @@ class Launch(NamedTuple):
             _last(of.lse),
             _aligned(self.dout),
             None if self.dlse is None else _last(self.dlse),
-            *written,
+            written,
             stats,
             scores.softmax_scale,
             tuple(max(-FARTHEST, min(FARTHEST, size)) for size in scores.mask.sizes) or None,

@@ -256,7 +256,7 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
 
 
 def fake_backward_arguments(config: BackwardConfig) -> dict:
-    """The same for BackwardKernel.__call__, or with `wanted` for that of AuxKernel."""
+    """The same for BackwardKernel.__call__."""
     from cutlass import Float32, Int32
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
@@ -271,15 +271,12 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
 
     in_batch = LENGTHS_OF_SEQUENCES if config.used else OFFSETS_OF_SEQUENCES
     lengths = Int32(1), Int32(1), *(_fake("i32", (sym_int(),)) for _ in in_batch)
-    written = dict(
-        dq=values(queries, config.depth, config.grad_dtype),
-        dk=values(keys, config.depth, config.grad_dtype),
-        dv=values(keys, config.depth_v, config.grad_dtype),
-    )
+    sides = (queries, config.depth), (keys, config.depth), (keys, config.depth_v)
+    written: tuple = tuple(values(*side, config.grad_dtype) for side in sides)
     if config.wanted:
         ctas = sym_int(symbol="ctas")
         lines = tuple(_fake_rows("f32", (ctas, sym_int())) for _ in config.summed)
-        written = dict(lines=lines, first=Int32(1))
+        written = lines, Int32(1)
     return dict(
         q=values(queries, config.depth),
         k=values(keys, config.depth),
@@ -288,7 +285,7 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
         lse=_fake("f32", (*of_batch, heads_q, rows_q)),
         do=values(queries, config.depth_v),
         dlse=_fake("f32", (*of_batch, heads_q, rows_q)) if config.dlse else None,
-        **written,
+        written=written,
         stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), 256)),
         softmax_scale=Float32(1.0),
         mask_sizes=_mask_sizes(config),

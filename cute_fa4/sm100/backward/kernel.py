@@ -17,7 +17,7 @@ A separate function makes gradients of aux tensors (AuxKernel): deltas, then sum
 Read next: config.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -31,7 +31,7 @@ from .barriers import COMPUTE, LOAD, MMA, THREADS
 from .config import ROWS, STATS, BackwardConfig
 from .listed import TileLists
 from .operands import OwnerArgs
-from .work import Sizes, tiles_of, work_of
+from .work import Sizes, work_of
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
 
@@ -113,11 +113,38 @@ def sizes_of(cfg, q: cute.Tensor, k: cute.Tensor, mask_sizes, lengths) -> Sizes:
     )
 
 
-def tile_lists_of(cfg, lists: tuple | None, owner) -> TileLists | None:
-    """An owner's lists from those of a launch."""
-    if not cfg.listed:
-        return None
-    return TileLists(*(lists[2:] if owner.owns_keys else lists[:2]))
+@dataclass(frozen=True)
+class Given:
+    """What every owner's kernel reads.
+
+    rest   the fields of OwnerArgs after the operands: stats, sizes, tensors of functions, two scales
+    lists  of the launch, or None
+    """
+
+    q_and_do: tuple[cute.Tensor, cute.Tensor]
+    k_and_v: tuple[cute.Tensor, cute.Tensor]
+    rest: tuple
+    lists: tuple | None
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.rest[1]
+
+    def operands(self, cfg, owner, rows: int) -> tuple:
+        """-> (of q and do, of k and v), in tiles of so many rows."""
+        pairs = self.q_and_do, self.k_and_v
+        return tuple(operands.load_operands(cfg, owner.depths, pair, rows) for pair in pairs)
+
+    def arguments(self, cfg, owner, loaded: tuple, results: tuple) -> OwnerArgs:
+        """loaded: operands of the owner's side, and of the other."""
+        return OwnerArgs(*loaded, results, *self.rest, lists=self.tile_lists(cfg, owner))
+
+    def tile_lists(self, cfg, owner) -> TileLists | None:
+        """The owner's lists from those of the launch."""
+        if not cfg.listed:
+            return None
+        lists = self.lists
+        return TileLists(*(lists[2:] if owner.owns_keys else lists[:2]))
 
 
 class BackwardKernel:
@@ -140,9 +167,7 @@ class BackwardKernel:
         lse: cute.Tensor,
         do: cute.Tensor,
         dlse: cute.Tensor | None,
-        dq: cute.Tensor,
-        dk: cute.Tensor,
-        dv: cute.Tensor,
+        written: tuple,
         stats: cute.Tensor,
         softmax_scale: Float32,
         mask_sizes: tuple | None,
@@ -153,48 +178,47 @@ class BackwardKernel:
     ):
         """Launch.
 
-        q, o, do, dq  (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth); o and do with depth_v
-        k, v, dk, dv  (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth); v and dv with depth_v
-        lse           (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm; dlse: its gradient
-        stats         (heads, tiles, 256) f32, written and read here; tiles: work.stats_tiles
-        mask_sizes    of the mask
-        aux           tensors that score_mod and mask_mod read
-        lengths       packed: (longest sequence of queries, of keys, or more, offsets of queries, of keys); offsets:
-                      (batch + 1,) int32; with used also lengths of both and how many keys may be seen, (batch,) int32
-        lists         counts and entries for the owner of queries, then for the owner of keys (listed.py)
+        q, o, do    (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth); o and do with depth_v
+        k, v        (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth); v with depth_v
+        lse         (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm; dlse: its gradient
+        written     what launch_owners writes
+        stats       (heads, tiles, 256) f32, written and read here; tiles: work.stats_tiles
+        mask_sizes  of the mask
+        aux         tensors that score_mod and mask_mod read
+        lengths     packed: (longest sequence of queries, of keys, or more, offsets of queries, of keys); offsets:
+                    (batch + 1,) int32; with used also lengths of both and how many keys may be seen, (batch,) int32
+        lists       counts and entries for the owner of queries, then for the owner of keys (listed.py)
         """
         cfg = self.cfg
         sizes = sizes_of(cfg, q, k, mask_sizes, lengths)
-        tiles_q = tiles_of(sizes.seqlen_q) * sizes.heads_q * sizes.batch
-        tiles_k = tiles_of(sizes.seqlen_k) * sizes.heads_kv * sizes.batch
         self.deltas.set_name_prefix(
             f"cute_fa4_deltas_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         self.deltas(o, do, (lse, dlse), stats, sizes).launch(
-            grid=[tiles_q, 1, 1], block=[delta.THREADS, 1, 1], stream=stream
+            grid=[sizes.tiles_of_queries, 1, 1], block=[delta.THREADS, 1, 1], stream=stream
         )
+        aux = () if cutlass.const_expr(aux is None) else aux
+        scales = softmax_scale, softmax_scale * LOG2_E
+        given = Given((q, do), (k, v), (stats, sizes, aux, *scales), lists)
+        self.launch_owners(given, written, stream)
+
+    def launch_owners(self, given: Given, written: tuple, stream):
+        """The owner of queries, then the owner of keys. written: dq, dk, dv, as q, k, v."""
+        cfg, sizes = self.cfg, given.sizes
+        dq, dk, dv = written
         queries = cfg.owner("queries")
-        q_and_do, k_and_v = (
-            operands.load_operands(cfg, queries.depths, x, ROWS) for x in ((q, do), (k, v))
-        )
+        q_and_do, k_and_v = given.operands(cfg, queries, ROWS)
         other_q, other_k = q_and_do, k_and_v
-        if cutlass.const_expr(queries.is_wide):
-            rows = queries.other_rows
-            other_q, other_k = (
-                operands.load_operands(cfg, queries.depths, x, rows) for x in ((q, do), (k, v))
-            )
-        tensors = () if cutlass.const_expr(aux is None) else aux
-        rest = stats, sizes, tensors, softmax_scale, softmax_scale * LOG2_E
-        written = (operands.store_operand(cfg, dq),)
-        of_lists = tile_lists_of(cfg, lists, queries)
-        args = OwnerArgs(q_and_do, other_k, written, *rest, lists=of_lists)
-        self.launch(self.dq, "dq", queries, args, tiles_q, stream)
+        if queries.is_wide:
+            other_q, other_k = given.operands(cfg, queries, queries.other_rows)
+        results = (operands.store_operand(cfg, dq),)
+        args = given.arguments(cfg, queries, (q_and_do, other_k), results)
+        self.launch(self.dq, "dq", queries, args, sizes.tiles_of_queries, stream)
         for owner in cfg.owners_of_keys:
             results = tuple(operands.store_operand(cfg, (dk, dv)[i]) for i in owner.results)
-            of_lists = tile_lists_of(cfg, lists, owner)
-            args = OwnerArgs(k_and_v, other_q, results, *rest, lists=of_lists)
+            args = given.arguments(cfg, owner, (k_and_v, other_q), results)
             kernel = {None: "dkv", 0: "dk", 1: "dv"}[owner.only]
-            self.launch(getattr(self, kernel), kernel, owner, args, tiles_k, stream)
+            self.launch(getattr(self, kernel), kernel, owner, args, sizes.tiles_of_keys, stream)
 
     def launch(self, kernel, result: str, owner, args: OwnerArgs, ctas, stream):
         """One of the kernels. result: the name of what it writes."""
@@ -284,49 +308,16 @@ class BackwardKernel:
 class AuxKernel(BackwardKernel):
     """Sums for the gradients of aux tensors: made from a BackwardConfig with `wanted`."""
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        o: cute.Tensor,
-        lse: cute.Tensor,
-        do: cute.Tensor,
-        dlse: cute.Tensor | None,
-        lines: tuple,
-        first: Int32,
-        stats: cute.Tensor,
-        softmax_scale: Float32,
-        mask_sizes: tuple | None,
-        aux: tuple,
-        lengths: tuple | None,
-        lists: tuple | None,
-        stream,
-    ):
-        """Launch CTAs `first` and following of the owner of queries.
+    def launch_owners(self, given: Given, written: tuple, stream):
+        """Some CTAs of the owner of queries.
 
-        lines   (CTAs, numbers) f32 for each of cfg.summed, as sums.py writes them; where no tile is seen, unchanged
-        others  as BackwardKernel takes them
+        written  (lines, number of the first CTA). lines: (CTAs, numbers) f32 for each of cfg.summed, as sums.py writes
+                 them; where no tile is seen, unchanged
         """
-        cfg = self.cfg
-        sizes = sizes_of(cfg, q, k, mask_sizes, lengths)
-        self.deltas.set_name_prefix(
-            f"cute_fa4_deltas_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
-        )
-        self.deltas(o, do, (lse, dlse), stats, sizes).launch(
-            grid=[tiles_of(sizes.seqlen_q) * sizes.heads_q * sizes.batch, 1, 1],
-            block=[delta.THREADS, 1, 1],
-            stream=stream,
-        )
-        owner = cfg.owner("scores")
-        q_and_do, k_and_v = (
-            operands.load_operands(cfg, owner.depths, x, ROWS) for x in ((q, do), (k, v))
-        )
-        scales = softmax_scale, softmax_scale * LOG2_E
-        for_queries = tile_lists_of(cfg, lists, owner)
-        of_call = (), stats, sizes, aux, *scales
-        args = OwnerArgs(q_and_do, k_and_v, *of_call, lines, lists=for_queries, first=first)
+        lines, first = written
+        owner = self.cfg.owner("scores")
+        both = given.operands(self.cfg, owner, ROWS)
+        args = replace(given.arguments(self.cfg, owner, both, ()), lines=lines, first=first)
         self.launch(self.daux, "daux", owner, args, lines[0].shape[0], stream)
 
     @cute.kernel

@@ -37,6 +37,15 @@ class Sizes:
     used_k: cute.Tensor | None
     limit_k: cute.Tensor | None  # keys that may be seen, of those
 
+    @property
+    def tiles_of_queries(self) -> Int32:
+        """Of all sequences and heads."""
+        return tiles_of(self.seqlen_q) * self.heads_q * self.batch
+
+    @property
+    def tiles_of_keys(self) -> Int32:
+        return tiles_of(self.seqlen_k) * self.heads_kv * self.batch
+
 
 @dataclass(frozen=True)
 class Sequence:

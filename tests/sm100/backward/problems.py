@@ -58,15 +58,23 @@ def run(
     """(dq, dk, dv) of the kernels, and dsink of calls that have one, on the emulator at its strictest level.
 
     scores: fields of Scores; options: what the oracles are told in their place
-    sums: a float32 number that the results are added to, and that is subtracted from them here
+    sums: of of_kernels
     """
     of_call = Scores(q.shape[-1] ** -0.5, mask_of(window))._replace(**(scores or {}))
     of = attended(q, k, v, window_size=window, **options)
-    written = None if sums is None else tuple(x + sums for x in float32_zeros(of))
-    found = gradients(of, dout, dlse, of_call, written)
-    if sums is not None:
-        return tuple(x - sums for x in found[:3])
+    found = of_kernels(of, dout, dlse, of_call, sums)
     return found if of_call.sink is not None else found[:3]
+
+
+def of_kernels(of: Attended, dout, dlse, of_call: Scores, sums: float | None = None) -> tuple:
+    """(dq, dk, dv, dsink) of the kernels.
+
+    sums: a float32 number that dq, dk and dv are added to, and that is subtracted from them here
+    """
+    if sums is None:
+        return gradients(of, dout, dlse, of_call)
+    *added, dsink = gradients(of, dout, dlse, of_call, tuple(x + sums for x in float32_zeros(of)))
+    return *(x - sums for x in added), dsink
 
 
 def mask_of(window) -> masks.BoundMask:

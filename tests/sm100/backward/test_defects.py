@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from cute_fa4 import emulator, masks
-from cute_fa4.calls.backward import Attended, Scores, float32_zeros, gradients
+from cute_fa4.calls.backward import Attended, Scores
 from cute_fa4.reference import (
     allowed_gradient_errors,
     attention_of_functions_float64,
@@ -21,7 +21,7 @@ from cute_fa4.reference import (
 )
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.defects import DEFECTS
-from tests.sm100.backward.problems import Problem, run
+from tests.sm100.backward.problems import Problem, of_kernels, run
 from tests.sm100.backward.test_functions import CASES
 from tests.sm100.backward.test_functions import PROBLEM as FUNCTIONS
 from tests.sm100.backward.test_lists import CASES as LISTS
@@ -144,9 +144,7 @@ def ragged_is_right(
     used = (*counts, counts[1] - hidden) if padding or hidden else ()
     attended = Attended(q, k, v, out, lse.float(), *offsets, *longest, *used)
     scores = Scores(q.shape[-1] ** -0.5, masks.causal())
-    written = None if sums is None else tuple(x + sums for x in float32_zeros(attended))
-    found = gradients(attended, dout, None, scores, written)[:3]
-    found = [x - (sums or 0.0) for x in found]
+    found = of_kernels(attended, dout, None, scores, sums)[:3]
     parts = [x.split([int(n) + padding for n in counts[i > 0]]) for i, x in enumerate(found)]
     return all(
         within(

@@ -290,9 +290,9 @@ class BackwardKernel:
                 sums.run(cfg, owner, args, cta, thread, work)
         elif warp == MMA:
             if cutlass.const_expr(not owner.has_dp):
-                dv_alone.multiply(owner, cta, tmem, work)
+                one_place.multiply(owner, cta, tmem, work, dv_alone.turn)
             elif cutlass.const_expr(owner.shares):
-                one_place.multiply(owner, cta, tmem, work)
+                one_place.multiply(owner, cta, tmem, work, one_place.turn)
             elif cutlass.const_expr(owner.results):
                 products.run(cfg, owner, args, cta, tmem, work)
             else:

@@ -362,13 +362,13 @@ DEFECTS = {
     ),
     "dQ over the second dP": Defect("config", "(1 + self.dp_buffers) * self.other_rows", "2 * ROWS", "causal"),
     # --- head dims of more than 128: S and dP in one place
-    "P is not awaited before dP": Defect("one_place", "            cta.s_read.wait(0, n & 1)\n", "", "wide"),
+    "P is not awaited before dP": Defect("one_place", "    cta.s_read.wait(0, n & 1)\n", "", "wide"),
     "no fence before dP": Defect(
-        "one_place", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "wide",
+        "one_place", "s_read.wait(0, n & 1)\n    tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "wide",
     ),
-    "dS is not awaited before dK": Defect("one_place", "            cta.ds_ready.wait(0, n & 1)\n", "", "wide"),
+    "dS is not awaited before dK": Defect("one_place", "    cta.ds_ready.wait(0, n & 1)\n", "", "wide"),
     "no fence before dK of wide heads": Defect(
-        "one_place", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
+        "one_place", "ds_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
         "wide",
     ),
     "the last tile of wide heads is skipped": Defect(

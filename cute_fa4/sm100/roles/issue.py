@@ -21,6 +21,10 @@ from ..work.queue import NO_MORE, WorkQueue
 class Products:
     """MMAs that a family issues. tile: key tile number over all work tiles; it gives buffers and parities."""
 
+    def await_q(self, events, phase):
+        """Wait until Q of a work tile may be read, before its first S."""
+        events.q_full.wait(0, phase)
+
     def make_scores(self, cfg, mma, at, tile):
         """S of a key tile, as soon as its K is ready -> the next position."""
         raise NotImplementedError
@@ -47,7 +51,7 @@ def one_ahead(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             if n == 0:
-                events.q_full.wait(0, q_phase)
+                products.await_q(events, q_phase)
             at = products.make_scores(cfg, mma, at, tile)
             if n == count - 1:
                 events.q_free.commit(0)
@@ -79,7 +83,7 @@ def in_turn(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             if n == 0:
-                events.q_full.wait(0, q_phase)
+                products.await_q(events, q_phase)
             products.make_scores(cfg, mma, at, tile)
             if n == count - 1:
                 events.q_free.commit(0)

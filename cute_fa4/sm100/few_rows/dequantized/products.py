@@ -1,8 +1,10 @@
 """MMA warp: S^T = K Q^T and O^T += V^T P^T, issued by one thread, with K in tensor memory.
 
-The order is that of few_rows/products.py. The operands come from the `dequantize` warps, in two buffers by key tile.
+The order is one_ahead of roles/issue.py. The operands come from the `dequantize` warps, in two buffers by key tile.
 These warps have waited for Q of a work tile, or written it, before they raise k_wide for its first K.
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -12,8 +14,11 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
+from ...roles import issue
+from ...roles.issue import Products
+from ...steps.warps import MmaWarp
 from ...sync.kernel_args import Events, KernelArgs, Smem
-from ...work.queue import NO_MORE, WorkQueue
+from ...work.queue import WorkQueue
 from .tiles import COLUMNS_OF_COLUMN, WIDE_DTYPE
 
 
@@ -40,27 +45,39 @@ def multiply_vp(cfg, smem: Smem, o_address, v_address, accumulate):
     tensor_core.mma_ss(o_address, v_start, p_start, steps, computes, v_high, p_high, accumulate)
 
 
-@cute.jit
-def finish_tile(
-    cfg: cutlass.Constexpr,
-    smem: Smem,
-    o_address: Int32,
-    events: Events,
-    tile: Int32,
-    accumulate: cutlass.Boolean,
-):
-    """P V of key tile number `tile` of the CTA.
+@dataclass(frozen=True)
+class InBuffers(Products):
+    """K, V and S have a buffer for even key tiles and one for odd ones.
 
-    pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits.
+    at: the address of O; the key tile's number is its position
     """
-    buffer = tile & 1
-    events.v_wide.wait(buffer, tile >> 1 & 1)
-    events.p_ready.wait(0, tile & 1)
-    tensor_memory.fence_after()
-    v_address = smem.v_address + buffer * cfg.tiles.v_tile.nbytes
-    multiply_vp(cfg, smem, o_address, v_address, accumulate)
-    events.v_free.commit(buffer)
-    events.pv_done.commit(0)
+
+    def await_q(self, events, phase):
+        """Nothing: the `dequantize` warps have."""
+
+    def make_scores(self, cfg, mma, at, tile):
+        buffer, events = tile & 1, mma.events
+        events.k_wide.wait(buffer, tile >> 1 & 1)
+        tensor_memory.fence_after()
+        first_k, second_k = cfg.schedule.k_columns(cfg)
+        k_address = mma.tmem + first_k + buffer * (second_k - first_k)
+        s_address = mma.tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+        multiply_kq(cfg, mma.smem, s_address, k_address)
+        events.s_ready.commit(buffer)
+        events.k_free.commit(buffer)
+        return at
+
+    def finish_tile(self, cfg, mma, at, tile, accumulate):
+        """pv_done is the last commit. The softmax waits for it, so no commit is in flight when the CTA exits."""
+        buffer, events = tile & 1, mma.events
+        events.v_wide.wait(buffer, tile >> 1 & 1)
+        events.p_ready.wait(0, tile & 1)
+        tensor_memory.fence_after()
+        v_address = mma.smem.v_address + buffer * cfg.tiles.v_tile.nbytes
+        multiply_vp(cfg, mma.smem, at, v_address, accumulate)
+        events.v_free.commit(buffer)
+        events.pv_done.commit(0)
+        return at
 
 
 @cute.jit
@@ -73,26 +90,5 @@ def run(
     queue: WorkQueue,
 ):
     """Every work tile of the CTA."""
-    o_address = tmem + cfg.tmem.o[0]
-    s_apart = cfg.tmem.s[1] - cfg.tmem.s[0]
-    first_k, second_k = cfg.schedule.k_columns(cfg)
-    tile, number = Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
-            buffer = tile & 1
-            events.k_wide.wait(buffer, tile >> 1 & 1)
-            tensor_memory.fence_after()
-            k_address = tmem + first_k + buffer * (second_k - first_k)
-            multiply_kq(cfg, smem, tmem + buffer * s_apart, k_address)
-            events.s_ready.commit(buffer)
-            events.k_free.commit(buffer)
-            if n == count - 1:
-                events.q_free.commit(0)
-            if n > 0:
-                finish_tile(cfg, smem, o_address, events, tile - 1, n > 1)
-            tile = tile + 1
-        if count > 0:
-            finish_tile(cfg, smem, o_address, events, tile - 1, count > 1)
-        number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+    mma = MmaWarp(smem, tmem, events, None)
+    issue.one_ahead(cfg, InBuffers(), args, mma, queue, tmem + cfg.tmem.o[0])

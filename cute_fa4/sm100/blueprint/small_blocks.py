@@ -13,8 +13,9 @@ lie within kinds, and the last byte of a row is that of its last tile.
 
 import torch
 
-from ..traced.expressions import Symbol, data_of
+from ..traced.expressions import data_of
 from ..traced.slopes import values_of
+from ..traced.symbols import Symbol
 from ..traced.trace import MASK, Traced, reads_of
 from .listed import FULL, PARTIAL
 from .score_mods import ScoreMod, of_traced, renumbered

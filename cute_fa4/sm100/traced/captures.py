@@ -25,7 +25,7 @@ import weakref
 
 import torch
 
-from .expressions import is_traceable_torch
+from .operations import is_traceable_torch
 
 _MISSING = object()
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type(...), range)

@@ -14,16 +14,9 @@ import operator
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .expressions import (
-    CAPTURED,
-    FACTS,
-    Symbol,
-    Untraceable,
-    active,
-    element,
-    operand,
-    torch_function,
-)
+from .expressions import CAPTURED, FACTS
+from .operations import element, torch_function
+from .symbols import Symbol, Untraceable, active, operand
 
 
 class Aux:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 
-from .expressions import COMPARISONS, Symbol, constant_of, data_of, function_of, where
+from .expressions import COMPARISONS, constant_of, data_of
+from .operations import function_of, where
+from .symbols import Symbol
 
 LN_2 = math.log(2)
 _FLOATS = (

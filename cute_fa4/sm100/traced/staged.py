@@ -16,17 +16,9 @@ from cutlass._mlir.dialects import func
 
 from ...system import forks
 from .evaluation import evaluated
-from .expressions import (
-    COMPARISONS,
-    FACTS,
-    INDICES,
-    Symbol,
-    Untraceable,
-    data_of,
-    operand,
-    reads_of,
-)
+from .expressions import COMPARISONS, FACTS, INDICES, data_of, reads_of
 from .read_tensors import Aux as PlainAux
+from .symbols import Symbol, Untraceable, operand
 
 _PLACEHOLDER = "builtin.unrealized_conversion_cast"
 _CODE = "expression"  # attribute of a placeholder: data of the expression

@@ -21,10 +21,11 @@ import torch
 
 from ...system.messages import shown
 from . import expressions
-from .expressions import CAPTURED, INDICES, NeedsCompiler, Symbol, Untraceable
+from .expressions import CAPTURED, INDICES
 from .read_tensors import Aux, Recorder
 from .shared import arguments_of
 from .slopes import factor_of, operands_of, slope_of
+from .symbols import NeedsCompiler, Symbol, Untraceable, kind_of, operand
 
 SCORE, MASK = "score_mod", "mask_mod"
 _ACCEPTED = {
@@ -257,8 +258,8 @@ def _as_expression(call, function, kind: str) -> Traced:
         raise NeedsCompiler
     if not isinstance(root, (Symbol, bool, int, float)):
         raise _wrong_result(root, function, kind)
-    root = expressions.operand(root)
-    found = expressions.kind_of(root)
+    root = operand(root)
+    found = kind_of(root)
     plain = not isinstance(root, Symbol)
     is_right = found != "bool" if kind == SCORE else found in ("bool",) + ("any",) * (not plain)
     if not is_right:

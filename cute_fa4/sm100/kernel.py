@@ -12,6 +12,8 @@ load warp             has no more work: the next grid may start (dependent_launc
 every warp            synchronizes; the mma warp frees tensor memory
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import cutlass
@@ -139,11 +141,45 @@ def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
         cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns)
 
 
+@dataclass(frozen=True)
+class Grouping:
+    """How the CTAs of a launch belong together: alone, or as a pair that shares its MMAs (pair/kernel.py).
+
+    cluster             shape of a cluster; None: CTAs are launched one by one
+    producer, consumer  the ends of the ring of K and V
+    events_of           (barrier table, its first mbarrier) -> the events
+    queue_of            (cfg) -> the type of the work queue
+    set_up, tear_down   mbarriers and tensor memory, before the first role and after the last
+    """
+
+    cluster: tuple[int, int, int] | None
+    producer: type[TMAProducerPipeline]
+    consumer: type[KVConsumerPipeline]
+    events_of: Callable
+    queue_of: Callable
+    set_up: Callable
+    tear_down: Callable
+
+    def ctas(self, blocks):
+        """The number of CTAs for `blocks` blocks."""
+        return blocks if self.cluster is None else blocks * math.prod(self.cluster)
+
+
+ALONE = Grouping(
+    cluster=None,
+    producer=TMAProducerPipeline,
+    consumer=KVConsumerPipeline,
+    events_of=Events.of,
+    queue_of=queue_of,
+    set_up=set_up,
+    tear_down=tear_down,
+)
+
+
 class SM100Kernel:
     """Base of the families: a kernel is made from an FA4Config and called with tensors."""
 
-    cluster = None
-    """Shape of a cluster where CTAs are launched together; None: each by itself."""
+    grouping = ALONE
 
     def __init__(self, cfg):
         """cfg: what to build. Raises ValueError with every reason if the variant cannot run."""
@@ -276,8 +312,8 @@ class SM100Kernel:
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         self.kernel(args).launch(
-            grid=[self.ctas(grid), 1, 1],
-            cluster=self.cluster,
+            grid=[self.grouping.ctas(grid), 1, 1],
+            cluster=self.grouping.cluster,
             block=[cfg.warps.threads, 1, 1],
             smem=cfg.smem.nbytes,
             stream=stream,
@@ -288,8 +324,8 @@ class SM100Kernel:
     @cute.kernel
     def kernel(self, args: KernelArgs):
         cfg, warps = self.cfg, self.cfg.warps
-        if cutlass.const_expr(self.cluster is not None):
-            say_cluster(self.cluster)
+        if cutlass.const_expr(self.grouping.cluster is not None):
+            say_cluster(self.grouping.cluster)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
         mbarriers = self.mbarriers(base)
@@ -306,30 +342,11 @@ class SM100Kernel:
         if cutlass.const_expr(cfg.schedule.dependent_launch):
             if warp == warps.load.start:
                 cute.arch.griddepcontrol_launch_dependents()
-        self.tear_down(cta, warp)
+        self.grouping.tear_down(cfg, cta, warp)
 
     def set_up(self, args: KernelArgs, cta: "CTA", warp, mbarriers):
         """Set up mbarriers and tensor memory before any role begins."""
-        set_up(self.cfg, args, cta, warp, mbarriers)
-
-    def tear_down(self, cta: "CTA", warp):
-        """Tear down after every role has ended."""
-        tear_down(self.cfg, cta, warp)
-
-    def ctas(self, blocks):
-        """The number of CTAs for `blocks` blocks."""
-        return blocks
-
-    producer_pipeline = TMAProducerPipeline
-    consumer_pipeline = KVConsumerPipeline
-
-    @property
-    def queue(self) -> type[WorkQueue]:
-        return queue_of(self.cfg)
-
-    def events_of(self, mbarriers) -> Events:
-        """The events of the barrier table; mbarriers: address of the first one."""
-        return Events.of(self.cfg.barriers, mbarriers)
+        self.grouping.set_up(self.cfg, args, cta, warp, mbarriers)
 
     def q_operand(self, mQ):
         """The operand that loads Q."""
@@ -357,23 +374,24 @@ class SM100Kernel:
 
     def prologue(self, base, mbarriers) -> CTA:
         """Addresses of everything; only address arithmetic is executed."""
-        cfg = self.cfg
+        cfg, grouping = self.cfg, self.grouping
         table, tiles = cfg.barriers, cfg.tiles
         ring = table.ring(mbarriers, "kv", KV_SLOT, tiles.qk_stages)
-        queue = self.queue.at(
+        queue_type = grouping.queue_of(cfg)
+        queue = queue_type.at(
             cute.recast_ptr(base + cfg.smem.work_queue.offset, dtype=Int32),
             **{
                 name: mbarriers + table.first_index(barrier)
-                for name, barrier in self.queue.BARRIERS.items()
+                for name, barrier in queue_type.BARRIERS.items()
             },
         )
         return CTA(
             smem=self.shared(base),
-            events=self.events_of(mbarriers),
-            producer=self.producer_pipeline(
+            events=grouping.events_of(table, mbarriers),
+            producer=grouping.producer(
                 **ring, k_bytes=tiles.bytes_of_stages, v_bytes=tiles.v_bytes
             ),
-            consumer=self.consumer_pipeline(**ring),
+            consumer=grouping.consumer(**ring),
             queue=queue,
             tmem_address=cute.recast_ptr(base + cfg.smem.tmem_address.offset, dtype=Int32),
         )

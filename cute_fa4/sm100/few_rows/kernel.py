@@ -23,6 +23,8 @@ exponentials (docs/decisions/0008): the kernel is memory-bound as long as enough
 Read next: products.py, softmax.py, columns.py (exchanges between threads), store.py or cluster.py, barriers.py.
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -42,10 +44,8 @@ class SM100MHASwap(SM100Kernel):
         super().__init__(cfg)
         self.ending = softmax.ALONE
         if cfg.cluster_parts > 1:
-            self.ending, self.cluster = cluster.InCluster(), (cfg.cluster_parts, 1, 1)
-
-    def ctas(self, blocks):
-        return blocks * self.cfg.cluster_parts
+            self.ending = cluster.InCluster()
+            self.grouping = replace(self.grouping, cluster=(cfg.cluster_parts, 1, 1))
 
     def o_operand(self, mO):
         """The threads store O directly, so this is the tensor itself."""

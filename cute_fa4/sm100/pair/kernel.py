@@ -1,4 +1,4 @@
-"""SM100Pair: the common part of kernels in which two CTAs share their MMAs.
+"""PAIR: the grouping of kernels in which two CTAs share their MMAs.
 
 begin    both CTAs initialise mbarriers and sync before either arrives on the other's; then both allocate tensor memory
 end      both sync before either frees its tensor memory or exits: no arrival reaches a CTA that has exited
@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..kernel import CTA, SET_UP, SM100Kernel, initialise_all
+from ..kernel import CTA, SET_UP, Grouping, initialise_all
 from ..sync.kernel_args import KernelArgs
 from ..work.queue import NO_MORE, WorkQueue
 from .barriers import CTAS
@@ -61,25 +61,13 @@ def read_announcements(cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueu
         count = queue.next(cfg, args, number).tiles.count
 
 
-class SM100Pair(SM100Kernel):
-    """Two CTAs, of which CTA 0 issues the MMAs of both; a family defines its warps' work in `roles`."""
-
-    cluster = (CTAS, 1, 1)
-    producer_pipeline = PairProducer
-    consumer_pipeline = PairConsumer
-
-    @property
-    def queue(self) -> type[WorkQueue]:
-        return pair_queue_of(self.cfg)
-
-    def ctas(self, blocks):
-        return blocks * CTAS
-
-    def events_of(self, mbarriers) -> PairEvents:
-        return PairEvents.of(self.cfg.barriers, mbarriers)
-
-    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
-        set_up(self.cfg, args, cta, warp, mbarriers)
-
-    def tear_down(self, cta: CTA, warp):
-        tear_down(self.cfg, cta, warp)
+PAIR = Grouping(
+    cluster=(CTAS, 1, 1),
+    producer=PairProducer,
+    consumer=PairConsumer,
+    events_of=PairEvents.of,
+    queue_of=pair_queue_of,
+    set_up=set_up,
+    tear_down=tear_down,
+)
+"""Two CTAs, of which CTA 0 issues the MMAs of both."""

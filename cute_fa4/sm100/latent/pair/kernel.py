@@ -19,7 +19,7 @@ Steady state of a pair. A line is an issue slot, not a duration; K0' is half of 
 Read next: tiles.py (data of each CTA), products.py, load.py, softmax.py, barriers.py, docs/decisions/0017.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 from cutlass import Int32
@@ -36,13 +36,14 @@ from cute_fa4.tma.tensor_maps import (
 
 from ...kernel import CTA, SM100Kernel
 from ...operands.tma import KVOperand
-from ...pair.kernel import set_up, tear_down
+from ...pair.kernel import PAIR
 from ...pair.stored_at_leader import events_of
 from ...pair.sync import PairConsumer, PairProducer
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
+from ...work.judged import queue_of
 from . import load, products, softmax
 from .barriers import ROPE_SLOT
 from .load import LatentPairProducer, number_of_entries
@@ -73,15 +74,7 @@ class LatentPairCTA(CTA):
 class SM100MLAPair(SM100Kernel):
     """Forward attention on SM100 over a latent cache for 128 query rows: two CTAs of 320 threads."""
 
-    cluster = (CTAS, 1, 1)
-    producer_pipeline = PairProducer
-    consumer_pipeline = PairConsumer
-
-    def ctas(self, blocks):
-        return blocks * CTAS
-
-    def events_of(self, mbarriers):
-        return events_of(self.cfg.barriers, mbarriers)
+    grouping = replace(PAIR, events_of=events_of, queue_of=queue_of)
 
     def q_operand(self, mQ):
         """Boxes of 64 rows, which may begin at any head."""
@@ -118,9 +111,6 @@ class SM100MLAPair(SM100Kernel):
         )
         return LatentPairCTA(**given)
 
-    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
-        set_up(self.cfg, args, cta, warp, mbarriers)
-
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
         cfg, warps = self.cfg, self.cfg.warps
@@ -134,9 +124,6 @@ class SM100MLAPair(SM100Kernel):
             cta_number, _, _ = cute.arch.block_idx()
             block = cta_number // CTAS
             load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, IN_UNITS)
-
-    def tear_down(self, cta: CTA, warp):
-        tear_down(self.cfg, cta, warp)
 
 
 KERNEL = SM100MLAPair

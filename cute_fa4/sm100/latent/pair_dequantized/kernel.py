@@ -74,7 +74,7 @@ class RowsPairCTA(LatentPairCTA):
 class SM100MLAWidenPair(SM100MLAPair):
     """Forward attention on SM100 over a latent cache of 8 bits: two CTAs of 640 threads."""
 
-    consumer_pipeline = WideConsumer
+    grouping = replace(SM100MLAPair.grouping, consumer=WideConsumer)
 
     def kv_operands(self, mK, mV):
         """Operands of one cache, all in mK: units and lines take the place of K, rotary columns that of V."""

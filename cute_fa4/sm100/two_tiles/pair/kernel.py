@@ -25,9 +25,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...kernel import CTA
+from ...kernel import CTA, SM100Kernel
 from ...pair.barriers import CTAS
-from ...pair.kernel import SM100Pair, read_announcements
+from ...pair.kernel import PAIR, read_announcements
 from ...pair.sync import is_leader
 from ...roles import dispatch
 from ...roles.order import Order
@@ -80,8 +80,10 @@ def issue(
         read_announcements(cfg, args, queue)
 
 
-class SM100MHAPair(SM100Pair):
+class SM100MHAPair(SM100Kernel):
     """Forward attention on SM100: two CTAs of 512 threads, 256 query rows each, S, P and O in tensor memory."""
+
+    grouping = PAIR
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
         order = CAUSAL if self.cfg.uneven else FULL

@@ -16,15 +16,15 @@ wide/; the signals between the CTAs are those of
 pair/sync.py, and sync.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...kernel import CTA
+from ...kernel import CTA, SM100Kernel
 from ...pair.barriers import CTAS
-from ...pair.kernel import SM100Pair, read_announcements
+from ...pair.kernel import PAIR, read_announcements
 from ...pair.sync import is_leader
 from ...roles import dispatch
 from ...sync.kernel_args import Events, KernelArgs, Smem
@@ -68,11 +68,10 @@ class OfPair(InTwoBuffers):
         """Nothing: CTA 0 completes the last phase of p_ready (issue)."""
 
 
-class SM100MHAWidePair(SM100Pair):
+class SM100MHAWidePair(SM100Kernel):
     """Forward attention on SM100: two CTAs of 384 threads, 128 query rows each, S, P and O in tensor memory."""
 
-    def events_of(self, mbarriers) -> WidePairEvents:
-        return WidePairEvents.of(self.cfg.barriers, mbarriers)
+    grouping = replace(PAIR, events_of=WidePairEvents.of)
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
         dispatch.run(self.cfg, OfPair(), args, cta, warp)

@@ -37,13 +37,11 @@ from cute_fa4.calls.latent import (
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.latent_rows import (
     check_rows,
-    check_written,
     has_rows,
     is_in_pages,
     pages_of,
-    put_rows,
-    rows_from,
     rows_of,
+    write,
 )
 from cute_fa4.calls.operands.tensors import OUT_OF, check_is_tensor, check_place, check_rank
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
@@ -52,7 +50,6 @@ from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.blueprint.latent_rows import COLUMNS_OF_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
 
@@ -240,33 +237,33 @@ def write_latent_rows(
     slots: torch.Tensor,
     *,
     scales: torch.Tensor | None = None,
-    columns_of_scale: int = COLUMNS_OF_SCALE,
+    columns_of_scale: int | None = None,
 ) -> None:
-    """Quantize rows per 128 values or per row, and write them to a cache of 656-byte rows.
+    """Quantize rows, and write them to a cache of rows of 656 or 584 bytes.
 
-    k_cache   (num_pages, page_size, 1, 656), float8_e4m3fn, uint8 or int8; contiguous
-    latent    (rows, 512), any floating dtype: the largest value becomes 448 times its scale. With scales: e4m3,
-              stored unchanged
+    k_cache   (num_pages, page_size, 1, 656), contiguous, or (num_pages, page_size, 1, 584), pages a multiple of 576
+              bytes apart; float8_e4m3fn, uint8 or int8
+    latent    (rows, 512), or (rows, 448) for 584 bytes; any floating dtype: the largest value becomes 448 times its
+              scale, or up to half of that where scales are powers of two. With scales: e4m3, stored unchanged
     rope      (rows, 64), kept in bf16
     slots     (rows,) int32 or int64: page * page_size + row of the page; must be rows of the cache;
               negative: not written, for vLLM's padding
-    scales    float32 factors of latent: (rows,) or (rows, 1), one per token, or (rows, 4),
-              one per 128 values. None: computed here
-    columns_of_scale   values per computed scale: 128, or 512 for one per token
+    scales    factors of latent. 656 bytes: float32, (rows,) or (rows, 1), one per token, or (rows, 4),
+              one per 128 values; 584: float8_e8m0fnu, (rows, 7), one per 64. None: computed here
+    columns_of_scale   values per computed scale: 128 (the default), or 512 for one per token; 584 bytes: 64
 
-    A row has four scales. A per-token scale is written to all four places, which costs 12 of 656 bytes and no time,
-    because the kernel reads both kinds of rows in the same way. Runs as plain torch operations on the current
-    stream.
+    A row of 656 bytes has four scales. A per-token scale is written to all four places, which costs 12 of 656 bytes and
+    no time, because the kernel reads both kinds of rows in the same way. Scales of rows of 584 bytes are the least
+    powers of two that suffice, at least 2^-126. Runs as plain torch operations on the current stream.
     """
     given = {"k_cache": k_cache, "latent": latent, "rope": rope, "slots": slots}
     for name, tensor in (given | ({} if scales is None else {"scales": scales})).items():
         check_is_tensor(name, tensor)
-    check_rows(k_cache)
-    if not k_cache.is_contiguous():
-        raise ValueError(f"k_cache: strides {k_cache.stride()}; accepted: contiguous")
-    scales = check_written(latent, rope, slots, scales, columns_of_scale)
-    rows = rows_from(latent, rope, scales, columns_of_scale)
-    put_rows(k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES), slots, rows)
+    if not is_in_pages(k_cache):
+        check_rows(k_cache)
+        if not k_cache.is_contiguous():
+            raise ValueError(f"k_cache: strides {k_cache.stride()}; accepted: contiguous")
+    write(k_cache, latent, rope, slots, scales, columns_of_scale)
 
 
 EXTRA = {

@@ -96,6 +96,9 @@ VARIANTS = (
     latent(listed=129, causal=False, group=128, dtype="e4m3"),
     latent(cache="rows"),
     latent(cache="rows", group=128, page_size=16, num_splits=1),  # not listed: rows of 528 bytes, see tcgen05.cu
+    latent(cache="row pages", head_dim=512),
+    latent(cache="row pages", head_dim=512, group=128, page_size=16, num_splits=1),
+    latent(cache="row pages", head_dim=512, listed=200, causal=False),
     Variant(192, head_dim_v=128, rope=64),
     Variant(192, head_dim_v=128, rope=64, keys="pages", page_size=16),
     pair(192, head_dim_v=128, rope=64, keys="packed"),

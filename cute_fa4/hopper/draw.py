@@ -8,9 +8,17 @@ from itertools import accumulate
 import torch
 
 from cute_fa4 import BlockSparseTensors, nvfp4
-from cute_fa4.calls.operands.latent_rows import LATENT, numbers_of, rows_from
+from cute_fa4.calls.operands.latent_rows import (
+    LATENT,
+    ROPE,
+    numbers_in_pages,
+    numbers_of,
+    rows_from,
+)
 from cute_fa4.dtypes import E4M3, E8M0
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
+from cute_fa4.mla import write_latent_rows
+from cute_fa4.sm100.choose.choose_config import LATENT_BYTES_IN_PAGE, LATENT_PAGE_ROW_BYTES
 
 
 def values(variant: Variant, device: str, *shape: int, of: str = "k"):
@@ -146,6 +154,8 @@ NO_NUMBER = 255
 
 def latent_pool(variant: Variant, problem: Problem, device: str, order):
     """As pool(): (latent cache, dequantized rows of K)."""
+    if variant.cache == "row pages":
+        return _row_pages(variant, problem, device, order)
     if variant.cache != "rows":
         return pool(variant, problem, device, order, "k")
     stored = []
@@ -154,6 +164,25 @@ def latent_pool(variant: Variant, problem: Problem, device: str, order):
         stored.append(rows_from(row[..., :LATENT], row[..., LATENT:]))
     cache = in_pages(stored, variant.page_size, order, NO_NUMBER)
     return cache, [numbers_of(rows) for rows in stored]
+
+
+def _row_pages(variant: Variant, problem: Problem, device: str, order):
+    """Pages of rows of 584 bytes, a multiple of 576 bytes apart, NaN where no row is."""
+    size = variant.page_size
+    used = size * LATENT_BYTES_IN_PAGE
+    apart = -(-used // LATENT_PAGE_ROW_BYTES) * LATENT_PAGE_ROW_BYTES
+    pages = torch.full((len(order), apart), NO_NUMBER, dtype=torch.uint8, device=device)
+    cache = pages[:, :used].view(len(order), size, 1, LATENT_BYTES_IN_PAGE)
+    first, places = 0, []
+    for keys in problem.keys:
+        key = torch.arange(keys, device=device)
+        places.append(order[first + key // size] * size + key % size)
+        row = values(variant, device, keys, 1)[:, 0]
+        latent, rope = row.split((LATENT - ROPE, ROPE), -1)
+        write_latent_rows(cache, latent, rope, places[-1])
+        first += -(-keys // size)
+    numbers = numbers_in_pages(cache).flatten(0, 1)
+    return cache, [numbers[place] for place in places]
 
 
 def listed(variant: Variant, problem: Problem, table, rows) -> tuple:

@@ -28,8 +28,8 @@ class Variant:
     num_splits, tokens_per_split   as in the public functions
     decode  its problems have a few queries per sequence
     cache   dtype of K and V if it is not Q's, for calls of few rows, which dequantize it; with scales between 0.5 and 2
-            per sequence and key head. "rows": a latent cache of 656 bytes per row. "nvfp4": pages of 4-bit numbers
-            with a scale per 16 columns
+            per sequence and key head. "rows": a latent cache of 656 bytes per row; "row pages": of 584, with the scales
+            after the rows of a page. "nvfp4": pages of 4-bit numbers with a scale per 16 columns
     blocks  (queries, keys) of the blocks that lists of key blocks name, None for none; each head has its own lists
     of_tokens   8-bit K and V, dense or in pages, have a scale per token and head
     of_blocks   8-bit Q and K have an e8m0 scale per 32 columns (MXFP8)

@@ -83,6 +83,10 @@ CALLS = {
     "rows of 656 bytes": (write_latent_rows, lambda: dict(
         k_cache=torch.zeros(2, 4, 1, 656, dtype=torch.uint8), latent=rows(2, 512), rope=rows(2, 64), slots=int32(0, 1),
     )),
+    "rows of 584 bytes": (write_latent_rows, lambda: dict(
+        k_cache=torch.zeros(2, 2880, dtype=torch.uint8)[:, :4 * 584].view(2, 4, 1, 584), latent=rows(2, 448),
+        rope=rows(2, 64), slots=int32(0, 1),
+    )),
     "merge": (merge, lambda: dict(
         outs=rows(2, 1, 3, 2, 64, dtype=torch.float32), lses=rows(2, 1, 2, 3, dtype=torch.float32),
     )),

@@ -40,6 +40,7 @@ def row():
         (Variant(dtype="e4m3", out="e4m3", lse=False), dense(1, 9, 20)),
         (latent(listed=5, causal=False), dense(2, 2, 9, 16)),
         (latent(cache="rows"), dense(2, 1, 70, 16)),
+        (latent(cache="row pages", head_dim=512), dense(2, 1, 70, 16)),
         (Variant(64, "e4m3", of_tokens=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(96, head_dim_v=64, rope=32, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(64, "e4m3", of_blocks=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),

@@ -19,6 +19,8 @@ all rows of a cache are a multiple of 576 bytes apart.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from cute_fa4.dtypes import E4M3, E8M0
@@ -123,6 +125,35 @@ def pages_of(cache: torch.Tensor, q, descale_q, descale_k) -> tuple[torch.Tensor
     return found, scales.unflatten(-1, (rows, nbytes - of_row))
 
 
+@dataclass(frozen=True)
+class Written:
+    """The parts of a row of a cache: its numbers of 8 bits, and how many of them may share a scale.
+
+    columns   accepted, the default first
+    scales    of a row
+    """
+
+    numbers: int
+    columns: tuple[int, ...]
+    scales: int
+    dtype: torch.dtype
+
+    def rounded(self, scales: torch.Tensor) -> torch.Tensor:
+        """Scales that are not smaller and can be stored; those of zeros are 1."""
+        if self.dtype is not torch.float32:
+            mantissa, exponent = torch.frexp(scales)
+            exponent = torch.where(mantissa > 0.5, exponent, exponent - 1).clamp(min=LEAST_EXPONENT)
+            scales = torch.where(scales > 0, torch.ldexp(torch.ones_like(scales), exponent), scales)
+        return torch.where(scales > 0, scales, 1.0)
+
+
+LEAST_EXPONENT = -126  # of a scale e8m0: the kernels read the byte below as 0
+IN_ROWS = Written(LATENT, (COLUMNS_OF_SCALE, LATENT), SCALES, torch.float32)
+IN_PAGES = Written(
+    LATENT - ROPE, (COLUMNS_OF_BLOCK,), (LATENT - ROPE) // COLUMNS_OF_BLOCK, E8M0.torch
+)
+
+
 def rows_from(
     latent: torch.Tensor,
     rope: torch.Tensor,
@@ -136,39 +167,59 @@ def rows_from(
 
     Uses plain torch operations; numbers that are not finite stay so.
     """
+    numbers = latent
     if scales is None:
-        numbers, scales = _quantised(latent, columns_of_scale)
-    else:
-        numbers = latent
+        numbers, scales = _quantised(latent, columns_of_scale, IN_ROWS)
     scales = scales.expand(*latent.shape[:-1], SCALES)
-    pieces = numbers.contiguous(), scales.contiguous(), rope.to(torch.bfloat16).contiguous()
-    return torch.cat([piece.view(torch.uint8) for piece in pieces], -1)
+    return _bytes_of(numbers, scales, rope.to(torch.bfloat16))
 
 
-def _quantised(latent: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers e4m3 (..., 512), and the scale of each run of columns."""
-    parts = latent.float().unflatten(-1, (LATENT // columns, columns))
+def _bytes_of(*pieces: torch.Tensor) -> torch.Tensor:
+    """Next to each other."""
+    return torch.cat([piece.contiguous().view(torch.uint8) for piece in pieces], -1)
+
+
+def _quantised(
+    latent: torch.Tensor, columns: int, written: Written
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers e4m3, and the scale of each run of columns."""
+    parts = latent.float().unflatten(-1, (latent.shape[-1] // columns, columns))
     largest = torch.finfo(NUMBERS).max
-    scales = parts.abs().amax(-1, keepdim=True) / largest
-    scales = torch.where(scales > 0, scales, 1.0)
+    scales = written.rounded(parts.abs().amax(-1, keepdim=True) / largest)
     numbers = (parts / scales).clamp(-largest, largest).to(NUMBERS)
-    return numbers.flatten(-2), scales.squeeze(-1)
+    return numbers.flatten(-2), scales.squeeze(-1).to(written.dtype)
 
 
-def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor | None:
-    """The scales argument of write_latent_rows -> scales with one or four columns, or None."""
+def write(cache: torch.Tensor, latent, rope, slots, scales, columns_of_scale: int | None) -> None:
+    """Check the arguments of write_latent_rows that follow the cache, and write. Requires a cache of either kind."""
+    written = IN_PAGES if is_in_pages(cache) else IN_ROWS
+    columns = written.columns[0] if columns_of_scale is None else columns_of_scale
+    scales = _check_written(written, latent, rope, slots, scales, columns)
+    if written is IN_ROWS:
+        rows = rows_from(latent, rope, scales, columns)
+        _put(cache.view(torch.uint8)[:, :, 0], slots, rows)
+        return
+    of_rows, of_scales = pages_of(cache, None, None, None)
+    numbers = latent
+    if scales is None:
+        numbers, scales = _quantised(latent, columns, written)
+    _put(of_rows[:, :, 0].view(torch.uint8), slots, _bytes_of(numbers, rope.to(torch.bfloat16)))
+    _put(of_scales[..., : written.scales], slots, _bytes_of(scales))
+
+
+def _check_written(written: Written, latent, rope, slots, scales, columns) -> torch.Tensor | None:
+    """The scales with one column or as many as a row has, or None."""
     if slots.dim() != 1:
         raise ValueError(f"slots: shape {tuple(slots.shape)}; accepted: (rows,)")
     rows = len(slots)
-    for name, tensor, depth in (("latent", latent, LATENT), ("rope", rope, ROPE)):
+    for name, tensor, depth in (("latent", latent, written.numbers), ("rope", rope, ROPE)):
         if tuple(tensor.shape) != (rows, depth):
             raise ValueError(
                 f"{name}: shape {tuple(tensor.shape)} with {rows} slots; accepted: {(rows, depth)}"
             )
-    if columns_of_scale not in (COLUMNS_OF_SCALE, LATENT):
-        raise ValueError(
-            f"columns_of_scale: {columns_of_scale}; accepted: {COLUMNS_OF_SCALE}, or {LATENT} for one scale a row"
-        )
+    if columns not in written.columns:
+        others = "".join(f", or {n} for one scale a row" for n in written.columns[1:])
+        raise ValueError(f"columns_of_scale: {columns}; accepted: {written.columns[0]}{others}")
     if scales is None:
         return None
     if latent.dtype is not NUMBERS:
@@ -176,9 +227,11 @@ def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor
             f"latent: dtype {latent.dtype} with scales; accepted: {NUMBERS}, which scales belong to, or "
             "scales=None"
         )
-    if scales.dtype is not torch.float32:
-        raise TypeError(f"scales: dtype {scales.dtype}; accepted: torch.float32")
-    accepted = (rows,), (rows, 1), (rows, SCALES)
+    if scales.dtype is not written.dtype:
+        raise TypeError(f"scales: dtype {scales.dtype}; accepted: {written.dtype}")
+    accepted: list[tuple[int, ...]] = [(rows, written.scales)]
+    if written is IN_ROWS:
+        accepted = [(rows,), (rows, 1), *accepted]
     if tuple(scales.shape) not in accepted:
         raise ValueError(
             f"scales: shape {tuple(scales.shape)}; accepted: {', '.join(map(str, accepted))}"
@@ -186,8 +239,9 @@ def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor
     return scales[:, None] if scales.dim() == 1 else scales
 
 
-def put_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-    """cache[slots] = rows; rows of negative slots, which pad a batch, are not written. Nothing waits for the device.
+def _put(pages: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write rows to the slots of (pages, rows of a page, bytes). Rows of negative slots, which pad a batch, are not
+    written. Nothing waits for the device.
 
     A skipped row is replaced by the first row that is written, or by a row of the cache if none is.
     """
@@ -196,8 +250,12 @@ def put_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> No
     slots, written = slots.long(), slots >= 0
     first = written.int().argmax(keepdim=True)
     place = slots.index_select(0, first).clamp(min=0)
-    found = torch.where(written.any(), rows.index_select(0, first), cache.index_select(0, place))
-    cache[torch.where(written, slots, place)] = torch.where(written[:, None], rows, found)
+    size = pages.shape[1]
+    found = torch.where(
+        written.any(), rows.index_select(0, first), pages[place // size, place % size]
+    )
+    slots = torch.where(written, slots, place)
+    pages[slots // size, slots % size] = torch.where(written[:, None], rows, found)
 
 
 def numbers_of(rows: torch.Tensor) -> torch.Tensor:

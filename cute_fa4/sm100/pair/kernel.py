@@ -4,16 +4,18 @@ begin    both CTAs initialise mbarriers and sync before either arrives on the ot
 end      both sync before either frees its tensor memory or exits: no arrival reaches a CTA that has exited
 """
 
+from collections.abc import Callable
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..kernel import CTA, SET_UP, Grouping, initialise_all
-from ..sync.kernel_args import KernelArgs
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.queue import NO_MORE, WorkQueue
 from .barriers import CTAS
 from .judged import pair_queue_of
-from .sync import PairConsumer, PairEvents, PairProducer
+from .sync import PairConsumer, PairEvents, PairProducer, is_leader
 
 
 @cute.jit
@@ -49,6 +51,27 @@ def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
     if warp == cfg.warps.mma.start:
         tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
         cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns, is_two_cta=True)
+
+
+@cute.jit
+def leader_issues(
+    cfg: cutlass.Constexpr,
+    products: cutlass.Constexpr[Callable],
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv,
+    queue: WorkQueue,
+):
+    """The mma warp: CTA 0 issues every product; CTA 1 only reads what is announced to every role.
+
+    products: all of a CTA's, as a function of the other arguments
+    """
+    if is_leader():
+        products(cfg, args, smem, tmem, events, kv, queue)
+    else:
+        read_announcements(cfg, args, queue)
 
 
 @cute.jit

@@ -10,23 +10,18 @@ the previous tile and S of the next one. A slot is released when its single prod
 
 from dataclasses import dataclass
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Int32
-
 from cute_fa4.layouts.operand_tiles import OperandTile
 from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
-from ...pair.kernel import read_announcements
-from ...pair.sync import PairConsumer, is_leader
+from ...pair.kernel import leader_issues
+from ...pair.sync import PairConsumer
 from ...roles import issue
 from ...roles.issue import Products
 from ...steps.warps import MmaWarp
-from ...sync.kernel_args import Events, KernelArgs, Smem
+from ...sync.kernel_args import Smem
 from ...sync.pipelines import Slot
-from ...work.queue import WorkQueue
 from ..tiles import LATENT_DEPTH
 from .schedule import S_BUFFERS
 from .tiles import CTAS, UNIT_COLUMNS
@@ -125,19 +120,12 @@ class OfPair(Products):
         return UsePosition(unit, at.rope)
 
 
-@cute.jit
-def run(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: LatentPairConsumer,
-    queue: WorkQueue,
-):
-    """CTA 0 issues every product; CTA 1 only reads the work tiles that are announced to every role."""
-    if is_leader():
-        mma = MmaWarp(smem, tmem, events, kv)
-        issue.one_ahead(cfg, OfPair(), args, mma, queue, kv.first())
-    else:
-        read_announcements(cfg, args, queue)
+def run(cfg, args, smem, tmem, events, kv: LatentPairConsumer, queue):
+    """The mma warp of either CTA."""
+    leader_issues(cfg, every_tile, args, smem, tmem, events, kv, queue)
+
+
+def every_tile(cfg, args, smem, tmem, events, kv: LatentPairConsumer, queue):
+    """The products of CTA 0."""
+    mma = MmaWarp(smem, tmem, events, kv)
+    issue.one_ahead(cfg, OfPair(), args, mma, queue, kv.first())

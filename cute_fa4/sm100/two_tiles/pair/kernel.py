@@ -21,19 +21,12 @@ orders of the products are those of two_tiles/, and so are the roles.
 
 from dataclasses import dataclass
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Int32
-
 from ...kernel import CTA, SM100Kernel
 from ...pair.barriers import CTAS
-from ...pair.kernel import PAIR, read_announcements
-from ...pair.sync import is_leader
+from ...pair.kernel import PAIR, leader_issues
 from ...roles import dispatch
 from ...roles.order import Order
-from ...sync.kernel_args import Events, KernelArgs, Smem
-from ...sync.pipelines import KVConsumerPipeline
-from ...work.queue import WorkQueue
+from ...sync.kernel_args import KernelArgs
 from ..p_over_s import POverSCode
 from ..uneven.hooks import UnevenPOverS
 
@@ -44,7 +37,12 @@ def of_pair(code: Order) -> Order:
     @dataclass(frozen=True)
     class OfPair(type(code)):
         def run(self, cfg, args, smem, tmem, events, kv, queue):
-            issue(cfg, code, args, smem, tmem, events, kv, queue)
+            leader_issues(cfg, self.products, args, smem, tmem, events, kv, queue)
+
+        def products(self, cfg, args, smem, tmem, events, kv, queue):
+            code.run(cfg, args, smem, tmem, events, kv, queue)
+            for i in range(cfg.tiles.num_q):  # correction has begun a phase
+                events.p_ready.close(i, CTAS * len(cfg.warps.softmax) // cfg.tiles.num_q)
 
         def may_write_factor(self, events, at, phase):
             # In one CTA, p_ready implies through s_ready that the last factor has been read. Between CTAs that chain is
@@ -52,32 +50,12 @@ def of_pair(code: Order) -> Order:
             events.p_ready.wait(at, phase ^ 1)
 
         def close(self, events, i):
-            """Nothing: a warp does not know whether p_ready of the last tile is complete; CTA 0 does (issue)."""
+            """Nothing: a warp does not know whether p_ready of the last tile is complete; CTA 0 does (products)."""
 
     return OfPair()
 
 
 FULL, CAUSAL = of_pair(POverSCode()), of_pair(UnevenPOverS())
-
-
-@cute.jit
-def issue(
-    cfg: cutlass.Constexpr,
-    order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
-    queue: WorkQueue,
-):
-    """The mma warp: CTA 0 issues every product; CTA 1 only reads what is announced to every role."""
-    if is_leader():
-        order.run(cfg, args, smem, tmem, events, kv, queue)
-        for i in cutlass.range_constexpr(cfg.tiles.num_q):  # correction has begun a phase
-            events.p_ready.close(i, CTAS * len(cfg.warps.softmax) // cfg.tiles.num_q)
-    else:
-        read_announcements(cfg, args, queue)
 
 
 class SM100MHAPair(SM100Kernel):

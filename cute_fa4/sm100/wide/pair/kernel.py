@@ -18,54 +18,34 @@ pair/sync.py, and sync.py.
 
 from dataclasses import dataclass, replace
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Int32
-
 from ...kernel import CTA, SM100Kernel
 from ...pair.barriers import CTAS
-from ...pair.kernel import PAIR, read_announcements
-from ...pair.sync import is_leader
+from ...pair.kernel import PAIR, leader_issues
 from ...roles import dispatch
-from ...sync.kernel_args import Events, KernelArgs, Smem
-from ...sync.pipelines import KVConsumerPipeline
-from ...work.queue import WorkQueue
+from ...sync.kernel_args import KernelArgs
 from .. import products
 from ..kernel import InTwoBuffers
 from .sync import WidePairEvents
-
-
-@cute.jit
-def issue(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
-    queue: WorkQueue,
-):
-    """The mma warp: CTA 0 issues every product; CTA 1 only reads the announcements to all roles."""
-    if is_leader():
-        tiles = products.run(cfg, args, smem, tmem, events, kv, queue)
-        # Correction has begun the phase of a tile that never comes.
-        events.p_ready.close(tiles & 1, CTAS * len(cfg.warps.softmax))
-    else:
-        read_announcements(cfg, args, queue)
 
 
 @dataclass(frozen=True)
 class OfPair(InTwoBuffers):
     """The order of mhawide; CTA 0 issues the MMAs."""
 
-    run = staticmethod(issue)
+    def run(self, cfg, args, smem, tmem, events, kv, queue):
+        leader_issues(cfg, self.products, args, smem, tmem, events, kv, queue)
+
+    def products(self, cfg, args, smem, tmem, events, kv, queue):
+        tiles = products.run(cfg, args, smem, tmem, events, kv, queue)
+        # Correction has begun the phase of a tile that never comes.
+        events.p_ready.close(tiles & 1, CTAS * len(cfg.warps.softmax))
 
     def may_write_factor(self, events, at, phase):
         # As in two_tiles/pair/kernel.py: between CTAs p_ready orders tensor memory, not the shared memory of factors.
         events.p_ready.wait_one(at, phase ^ 1)
 
     def close(self, events, i):
-        """Nothing: CTA 0 completes the last phase of p_ready (issue)."""
+        """Nothing: CTA 0 completes the last phase of p_ready (products)."""
 
 
 class SM100MHAWidePair(SM100Kernel):

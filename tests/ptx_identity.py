@@ -31,6 +31,7 @@ from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.one_tile.schedule import OneTile
 from cute_fa4.system.frames import with_room
+from tests.sm100.indexer.variants import VARIANTS as INDEXERS
 
 CAUSAL = {"causal": True}
 PACKED = {"q_layout": "packed", "kv_layout": "packed"}
@@ -323,7 +324,7 @@ COMBINE_VARIANTS = {
     "combine lengths, in order": {"seqused_q": True, "dependent_launch": False, "depth": 512},
     "combine B300 e4m3 of bf16": {"o_dtype": "e4m3", "partial_dtype": "bf16", "arch": "sm_103a"},
 }
-NAMES = (*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS)
+NAMES = (*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS, *INDEXERS)
 
 
 def config_of(name: str):
@@ -334,6 +335,8 @@ def config_of(name: str):
         )
     if name in COMBINE_VARIANTS:
         return CombineConfig(**{"o_dtype": "bf16", "depth": 128, **COMBINE_VARIANTS[name]})
+    if name in INDEXERS:
+        return INDEXERS[name]
     return choose_config(**{"qkv_dtype": "bf16", "head_dim": 128, **VARIANTS[name]})
 
 

@@ -36,7 +36,7 @@ def test_every_rule_has_a_variant():
 
 
 def test_every_option_has_two_values():
-    """Fields of attention configurations, their schedules, append and combine kernels; new fields are included."""
+    """Fields of attention configurations, their schedules and the other kernels; new fields are included."""
     values = {}
     for config in map(config_of, NAMES):
         for part in (config, getattr(config, "schedule", None)):

@@ -20,6 +20,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import RULES
 from cute_fa4.sm100.latent.dequantized.schedule import STORED
 from tests import cases
+from tests.sm100.indexer.variants import VARIANTS as INDEXERS
 
 BF16 = dict(qkv_dtype="bf16")
 E4M3 = dict(qkv_dtype="e4m3", descales="qkv")
@@ -212,6 +213,11 @@ def test_a_backward_pass_spills_no_more_than_is_known(name):
     choices = dict(dtype="bf16", depth=128, depth_v=128) | choices
     cubin = compile_artifacts(BackwardConfig(**choices)).cubin
     assert nvdisasm.resources(cubin).stack_bytes <= most
+
+
+@pytest.mark.parametrize("name", INDEXERS)
+def test_an_indexer_spills_nothing(name):
+    assert nvdisasm.resources(compile_artifacts(INDEXERS[name]).cubin).stack_bytes == 0
 
 
 def in_loops_over_key_tiles(cubin: bytes, folder: Path) -> list[program.Instruction]:

@@ -41,6 +41,7 @@ from cute_fa4.sm100.choose.config import (  # noqa: E402
     WidePair,
     WideTile,
 )
+from cute_fa4.sm100.indexer.config import IndexerConfig  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
 from tests.emulator.mutations import table  # noqa: E402
 
@@ -81,6 +82,7 @@ def barriers_document() -> str:
     )
     scaled = FA4Config(qkv_dtype="e4m3", descales="xy", schedule=BlockScaled()).barriers
     of_blocks = tuple(row for row in scaled.rows if row.name in ("s_apart", *SCALES))
+    indexer = IndexerConfig(64, 2).barriers
     return f"""# Barriers
 
 This page lists every mbarrier of the forward kernels. The first table is printed from
@@ -230,6 +232,14 @@ A slot holds 128 columns. These mbarriers replace those of the same name:
 ```
 {BarrierTable(in_wide, wide_slots.numbers).text()}
 ```
+
+The indexer (`indexer/barriers.py`, {indexer.kv_slots} ring slots, each a tile of 128 keys):
+
+```
+{indexer.text()}
+```
+
+{_reuse(indexer)}
 
 ## In memory
 

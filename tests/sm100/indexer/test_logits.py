@@ -24,7 +24,7 @@ STARTS, ENDS = int32(0, 10, 130, 299, 50, -7), int32(300, 200, 140, 300, 50, 999
 
 
 def in_sweep(*values) -> list:
-    """Each takes a compile of its own: the sweep runs them."""
+    """Each value compiles a kernel: the sweep runs them."""
     return [pytest.param(value, marks=pytest.mark.sweep) for value in values]
 
 

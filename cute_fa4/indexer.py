@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 import cute_fa4.operators  # noqa: F401  registers them before the first call
 from cute_fa4.calls.indexer import Dense, Paged, TopK
+from cute_fa4.calls.operands.foreign import check_switch
 from cute_fa4.calls.operands.lengths import check_index_tensor
 from cute_fa4.calls.operands.tensors import check_is_tensor
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
@@ -29,6 +30,7 @@ def fp8_mqa_logits(
     cu_seq_len_k_start: torch.Tensor,
     cu_seq_len_k_end: torch.Tensor,
     clean_logits: bool = True,
+    max_seqlen_k: int = 0,
 ) -> torch.Tensor:
     """Logits of every query and key of a prefill: (queries, keys) float32.
 
@@ -38,6 +40,7 @@ def fp8_mqa_logits(
     cu_seq_len_k_start, cu_seq_len_k_end   (queries,) int32: query i sees keys start[i] <= j < end[i]; ends beyond the
               last key count as it
     clean_logits   keys that a query does not see get -inf; False: their logits are not written, and may be anything
+    max_seqlen_k   0. DeepGEMM's rows that begin at the first key of their query are not available
 
     A logit has the same bits whatever the other queries and keys of the call are. A NaN in a key that a query sees, in
     the query or in its weights gives NaN.
@@ -46,26 +49,31 @@ def fp8_mqa_logits(
     """
     if not isinstance(kv, (tuple, list)) or len(kv) != 2:
         raise TypeError(f"kv: {shown(kv)}; accepted: (k, k_scale), the keys and their scales")
-    return _result(
-        Dense(q, *kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, bool(clean_logits)),
-        "mqa_logits",
-    )
+    if max_seqlen_k:
+        raise NotImplementedError(
+            f"max_seqlen_k: {shown(max_seqlen_k)}; accepted: 0, a column for every key: shift rows by "
+            "cu_seq_len_k_start afterwards"
+        )
+    clean = check_switch("clean_logits", clean_logits)
+    given = Dense(q, *kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean)
+    return _result(given, "mqa_logits")
 
 
 def fp8_paged_mqa_logits(
     q: torch.Tensor,
-    fused_kv_cache: torch.Tensor,
+    kv_cache: torch.Tensor,
     weights: torch.Tensor,
     context_lens: torch.Tensor,
     block_table: torch.Tensor,
     schedule_meta=None,
     max_context_len: int | None = None,
     clean_logits: bool = False,
+    indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Logits of a decode step over a paged cache of keys: (batch * next_n, max_context_len) float32.
 
     q                (batch, next_n, heads, 128) float8_e4m3fn, as in fp8_mqa_logits
-    fused_kv_cache   (num_blocks, block_size, 1, 132), uint8, int8 or float8_e4m3fn: a block has the 128 bytes of each
+    kv_cache   (num_blocks, block_size, 1, 132), uint8, int8 or float8_e4m3fn: a block has the 128 bytes of each
                      of its keys, and then the float32 scale of each. block_size: 8, 16, 32, 64, or a multiple of 128
     weights          (batch * next_n, heads) float32
     context_lens     (batch,) int32: keys of each sequence, including those of this call's queries: query i of next_n
@@ -75,16 +83,21 @@ def fp8_paged_mqa_logits(
     schedule_meta    accepted and not read: the work of a CTA follows from context_lens
     max_context_len  columns of the result; None: as many keys as block_table holds
     clean_logits     as in fp8_mqa_logits; False: topk_indices needs `ends`
+    indices          None. DeepGEMM's queries of one sequence in several rows of the batch are not available
 
     Rows past the keys of a sequence may hold anything. Raises the errors of fp8_mqa_logits.
     """
+    if indices is not None:
+        raise NotImplementedError(
+            f"indices: {shown(indices)}; accepted: None: give each row of q a row of context_lens and block_table"
+        )
     if max_context_len is None:
-        for name, tensor in (("fused_kv_cache", fused_kv_cache), ("block_table", block_table)):
+        for name, tensor in (("kv_cache", kv_cache), ("block_table", block_table)):
             check_is_tensor(name, tensor)
-        max_context_len = fused_kv_cache.shape[1] * block_table.shape[-1]
+        max_context_len = kv_cache.shape[1] * block_table.shape[-1]
     check_length("max_context_len", max_context_len)
-    given = q, fused_kv_cache, weights, context_lens, block_table, max_context_len
-    call = Paged(*given, bool(clean_logits))
+    given = q, kv_cache, weights, context_lens, block_table, max_context_len
+    call = Paged(*given, check_switch("clean_logits", clean_logits))
     return _result(call, "paged_mqa_logits")
 
 

@@ -130,7 +130,7 @@ class Paged(NamedTuple):
         _check_grid(queries, heads, self.width, batch)
 
     def _check_cache(self) -> None:
-        name, cache = "fused_kv_cache", self.cache
+        name, cache = "kv_cache", self.cache
         check_is_tensor(name, cache)
         check_rank(name, cache, ("num_blocks", "block_size", "1", str(KEY_BYTES)))
         _check_dtype(name, cache, BYTES)

@@ -140,6 +140,13 @@ SWITCHES = (
 )
 
 
+def check_switch(name: str, value) -> bool:
+    """The value of a switch, which is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: {shown(value)}; accepted: True or False")
+    return value
+
+
 def check_arguments(function, positional: tuple, others: dict, given: dict) -> None:
     """Refuse arguments that a public function lacks, and switches that are neither True nor False.
 
@@ -150,8 +157,8 @@ def check_arguments(function, positional: tuple, others: dict, given: dict) -> N
     for name, value in others.items():
         _check_other(function, name, value)
     for name in SWITCHES:
-        if name in given and not isinstance(given[name], bool):
-            raise TypeError(f"{name}: {shown(given[name])}; accepted: True or False")
+        if name in given:
+            check_switch(name, given[name])
     pack_gqa = given.get("pack_gqa")
     if pack_gqa is not None and not isinstance(pack_gqa, bool):
         raise TypeError(f"pack_gqa: {shown(pack_gqa)}; accepted: None (chosen), True or False")

@@ -91,7 +91,7 @@ def seen_between(problem: Problem, starts, ends) -> torch.Tensor:
 
 
 def cache_of(problem: Problem, page_size: int, spare: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (fused_kv_cache of shuffled pages, block_table). What no key uses is NaN, or no page."""
+    """-> (kv_cache of shuffled pages, block_table). What no key uses is NaN, or no page."""
     pages = [-(-len(k) // page_size) for k in problem.keys]
     number = sum(pages) + spare
     numbers = torch.full((number, page_size, 128), torch.nan).to(E4M3).view(torch.uint8)

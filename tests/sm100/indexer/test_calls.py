@@ -33,7 +33,7 @@ def given_pages(page_size: int = 64) -> dict:
     """Arguments of fp8_paged_mqa_logits."""
     cache, table = cache_of(PROBLEM, page_size)
     return dict(
-        q=PROBLEM.q, fused_kv_cache=cache, weights=PROBLEM.weights.flatten(0, 1),
+        q=PROBLEM.q, kv_cache=cache, weights=PROBLEM.weights.flatten(0, 1),
         context_lens=int32(150), block_table=table, max_context_len=150, clean_logits=True,
     )  # fmt: skip
 
@@ -53,6 +53,8 @@ REFUSED = [
     ({"cu_seq_len_k_end": int32(1)}, ValueError, r"cu_seq_len_k_end: shape \(1,\); accepted: \(2,"),
     ({"cu_seq_len_k_start": ENDS.long()}, TypeError, "cu_seq_len_k_start: dtype torch.int64; acc"),
     ({"weights": torch.zeros(2, 64).requires_grad_()}, NotImplementedError, "weights: requires_gra"),
+    ({"max_seqlen_k": 64}, NotImplementedError, "max_seqlen_k: 64; accepted: 0, a column for"),
+    ({"clean_logits": 1}, TypeError, "clean_logits: 1; accepted: True or False"),
 ]  # fmt: skip
 
 
@@ -66,24 +68,26 @@ def cache(*shape: int, dtype=torch.uint8) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-BYTES = "fused_kv_cache: "
+BYTES = "kv_cache: "
 REFUSED_PAGES = [
     (
-        {"fused_kv_cache": cache(2, 24, 1, 132)},
+        {"kv_cache": cache(2, 24, 1, 132)},
         ValueError,
         BYTES + "block_size 24; accepted: 8, 16",
     ),
-    ({"fused_kv_cache": cache(2, 64, 1, 128)}, ValueError, BYTES + "shape .*, 1, 132"),
+    ({"kv_cache": cache(2, 64, 1, 128)}, ValueError, BYTES + "shape .*, 1, 132"),
     (
-        {"fused_kv_cache": cache(2, 64, 1, 132).float()},
+        {"kv_cache": cache(2, 64, 1, 132).float()},
         TypeError,
         BYTES + "dtype torch.float32; acc",
     ),
-    ({"fused_kv_cache": cache(2, 64, 2, 132)[:, :, :1]}, ValueError, BYTES + ".*contiguous blocks"),
-    ({"fused_kv_cache": cache(2, 8456)[:, 4:8452].unflatten(1, (64, 1, 132))}, ValueError, BYTES),
+    ({"kv_cache": cache(2, 64, 2, 132)[:, :, :1]}, ValueError, BYTES + ".*contiguous blocks"),
+    ({"kv_cache": cache(2, 8456)[:, 4:8452].unflatten(1, (64, 1, 132))}, ValueError, BYTES),
     ({"context_lens": int32(1, 2)}, ValueError, r"context_lens: shape \(2,\); accepted: \(1,\)"),
     ({"context_lens": int32(1, 2, 3)[None]}, ValueError, r"context_lens: .* accepted: \(1, 2\)"),
     ({"block_table": int32(1, 2).view(2, 1)}, ValueError, r"block_table: .*; accepted: \(1, 1\)"),
+    ({"indices": int32(0)}, NotImplementedError, "indices: a Tensor of .*; accepted: None"),
+    ({"clean_logits": None}, TypeError, "clean_logits: None; accepted: True or False"),
     ({"max_context_len": -1}, ValueError, "max_context_len: -1; accepted: 0 to"),
     ({"max_context_len": int32(5)}, TypeError, "max_context_len: a Tensor; accepted: an int"),
 ]

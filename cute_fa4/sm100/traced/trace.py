@@ -1,6 +1,6 @@
 """A traced function of a score: its computation as data, from which its key and the kernel's code are made.
 
-    traced(function, "score_mod")    called with symbols (expressions.py); where it handles values of the compiler,
+    traced(function, "score_mod")    called with symbols (symbols.py); where it handles values of the compiler,
                                      staged into MLIR (staged.py)
 
 A function is given its indices and, where it takes one more argument, aux. Partials, bound methods and callable

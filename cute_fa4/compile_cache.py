@@ -22,6 +22,7 @@ from cute_fa4.aot.loader import EXECUTORS
 from cute_fa4.compiler import compiler, functions, policy
 from cute_fa4.compiler.compiler import Config
 from cute_fa4.compiler.functions import Statistics, clear, statistics
+from cute_fa4.sm100.choose.launches import with_conversions
 from cute_fa4.system import progress
 from cute_fa4.system.messages import shown
 
@@ -77,7 +78,7 @@ def warmup(configs: Iterable, executor: str = "cuda") -> int:
 
 
 def _checked(configs) -> list:
-    """Configurations that run, without duplicates."""
+    """Configurations that run and the conversions that they need, without duplicates."""
     from cute_fa4.aot.config_data import CONFIG_CLASSES
 
     kinds = tuple(CONFIG_CLASSES.values())
@@ -95,4 +96,4 @@ def _checked(configs) -> list:
         if refusals:
             raise ValueError(f"configs[{number}]: cannot run: {'; '.join(refusals)}")
         found.append(config)
-    return list(dict.fromkeys(found))
+    return with_conversions(found)

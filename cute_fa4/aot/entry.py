@@ -27,6 +27,7 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import score_mods, spelled
 from cute_fa4.sm100.blueprint.chip import ARCHES
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, packaged_call
+from cute_fa4.sm100.blueprint.small_blocks import of_small_blocks
 from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED, SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.choose.config import FA4Config
@@ -40,6 +41,7 @@ from cute_fa4.sm100.indexer.config import (
     TopKConfig,
     queries_of_tile,
 )
+from cute_fa4.sm100.work.lists.config import MAKES, BlockListsConfig
 
 assert set(SCHEDULE_CHOICES) <= set(CONFIG)  # another schedule's choices have to be written here
 
@@ -73,6 +75,7 @@ def _check_masks(values: dict) -> None:
 def _of_config(values: dict) -> list:
     _check_masks(values)
     _require(values, "head_dim", "qkv_dtype")
+    values |= of_small_blocks(values)
     family, invariant = values.pop("family", None), values.pop("batch_invariant", None)
     asked = {**policy.of_schedules(invariant), **values}
     families = [family] if family else _families_of(values, asked, invariant)
@@ -161,6 +164,12 @@ def _of_indexer(values: dict) -> list:
     return [config]
 
 
+def _of_block_lists(values: dict) -> list:
+    _require(values, "makes")
+    _one_of(values, makes=tuple(MAKES), arch=ARCHES)
+    return [BlockListsConfig(**values)]
+
+
 def _depth(name: str, depth: int, multiple: int, most: int | None = None) -> None:
     if depth <= 0 or depth % multiple or depth > (most or depth):
         limit = f" up to {most}" if most else ""
@@ -181,6 +190,7 @@ _CONFIGS_OF = {
     "backward": _of_backward,
     "indexer": _of_indexer,
     "topk": lambda values: [TopKConfig(**values)],
+    "block_lists": _of_block_lists,
 }
 
 
@@ -285,6 +295,8 @@ def entry_of(config) -> tuple[str, dict]:
         return "indexer", {"heads": config.heads} | _changes(config, plain_indexer)
     if isinstance(config, TopKConfig):
         return "topk", _changes(config, TopKConfig())
+    if isinstance(config, BlockListsConfig):
+        return "block_lists", _changes(config, BlockListsConfig(""))
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     problem = _changes(config, FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth))
     problem["family"] = config.schedule.family

@@ -8,6 +8,7 @@ from cute_fa4.aot.models import CALLS, ON_REQUEST
 from cute_fa4.compiler.policy import BEFORE, QUANTIZE
 from cute_fa4.operands import LENGTHS, NAMES, OPERANDS
 from cute_fa4.sm100.choose.choose_config import FAMILIES
+from cute_fa4.sm100.work.lists.config import MAKES
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,10 @@ CONFIG = {
     "score_mod": Field("function", "of cute_fa4.score_mods: 'soft_cap(30.0)'; default: none"),
     "mask_mod": Field("function", "likewise; default: none"),
     "aux": Field("aux", "DTYPE:RANK of each aux tensor, f32:4; default: none"),
-    "q_block": Field("number", "queries of a block with lists of key blocks; default: 0, no lists"),
-    "kv_block": Field("number", "keys of a listed block; default: 0"),
+    "q_block": Field(
+        "number", "queries of a block with lists of key blocks, of 16s; default: 0, no lists"
+    ),
+    "kv_block": Field("number", "keys of a listed block, of 16s; default: 0"),
     "full_blocks": Field("switch", "lists of full blocks, too; default: off"),
     "packed_lists": Field("switch", "lists of all sequences, one after another; default: off"),
     "list_offsets": Field("switch", "a tensor says where their entries begin; default: off"),
@@ -212,6 +215,10 @@ INDEXER = {
     "clean": Field("switch", "-inf for keys that a query does not see; default: on"),
     "arch": _ARCH,
 }
+BLOCK_LISTS = {
+    "makes": Field("text", f"{', '.join(MAKES)}; required"),
+    "arch": _ARCH,
+}
 KINDS = {
     "model": MODEL,
     "config": CONFIG,
@@ -220,4 +227,5 @@ KINDS = {
     "backward": BACKWARD,
     "indexer": INDEXER,
     "topk": {"arch": _ARCH},
+    "block_lists": BLOCK_LISTS,
 }

@@ -17,6 +17,7 @@ from cute_fa4.compiler import requirement, toolkit
 from cute_fa4.compiler.requirement import CompilerMissingError
 from cute_fa4.sm100.blueprint.naming import asked
 from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.launches import with_conversions
 
 KERNEL_HEADER = "cute_fa4_kernel.h"
 UNFINISHED = ".unfinished-"  # begins the name of the folder of a kernel that is being written
@@ -32,7 +33,8 @@ def export(
 ) -> Path:
     """Compile every configuration into out_dir and describe it in out_dir/manifest.json. Returns out_dir.
 
-    configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); duplicates count once
+    configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); duplicates count once.
+                 Kernels that convert lists of key blocks are added where calls of these need them
     out_dir      created; existing kernels stay; one of the same name is replaced when the new one is complete. One
                  process at a time exports into it
     arch         "sm_100a" or "sm_103a" instead of each configuration's own
@@ -43,7 +45,7 @@ def export(
     written as data, before anything is compiled; EmulatorError without a C compiler.
     """
     build.check_host_target(host_target)
-    configs = [c if arch is None else for_arch(c, arch) for c in dict.fromkeys(configs)]
+    configs = [c if arch is None else for_arch(c, arch) for c in with_conversions(configs)]
     data = [_checked(config) for config in configs]
     if not configs:
         raise ExportError("configs: none; accepted: one or more")

@@ -1,8 +1,8 @@
-"""The lists of tiles that the backward pass processes, from the lists of key blocks of a call.
+"""Lists of key blocks, converted by kernels of sm100/work/lists: for tiles of the forward pass, and of the backward.
 
-All on the device: nothing is read by the host, and it waits for nothing. Memory: 1 byte and then 12 bytes for each
-pair of a tile of queries and a tile of keys, of 128 rows each, and each head that has lists of its own. The kernels
-read 4 bytes of these for each pair that is listed.
+All on the device: nothing is read by the host, and it waits for nothing. The backward pass takes 1 byte and then 8
+bytes for each pair of a tile of queries and a tile of keys, of 128 rows each, and each head that has lists of its own.
+Its kernels read 4 bytes of these for each pair that is listed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from cute_fa4.block_sparsity import COUNTS, ENTRIES, FULL, PARTIAL
-from cute_fa4.calls.operands.blocks import Blocks, of_operator, padded
+from cute_fa4.block_sparsity import COUNTS, ENTRIES
+from cute_fa4.calls.launch import function_for, launching_on
+from cute_fa4.calls.operands.blocks import PLACES, Blocks, of_operator
 from cute_fa4.operands import BLOCKS, NAMES
-from cute_fa4.sm100.backward.config import ROWS, TILE_BITS, TURN_BITS
+from cute_fa4.sm100.backward.config import ROWS
+from cute_fa4.sm100.blueprint.listed import TILE_BITS, TURN_BITS
+from cute_fa4.sm100.work.lists.config import TILE, UNIT, UNITS_OF_BYTE, BlockListsConfig
+from cute_fa4.system.devices import target_of
 
 
 class Lists(NamedTuple):
@@ -29,6 +33,20 @@ class Lists(NamedTuple):
         """The lists of a call of an operator, by the names of its arguments; None: it has none."""
         blocks = of_operator(call)
         return None if blocks is None else Lists({x: call[x] for x in NAMES[BLOCKS]}, blocks)
+
+    def given(self, names: tuple[str, str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """COUNTS or ENTRIES of partial and of full blocks; partial ones twice where there are no others."""
+        partial, full = (self.tensors[name] for name in names)
+        assert partial is not None  # checked by blocks.checked_blocks
+        return partial, partial if full is None else full
+
+    def shared(self, dim: int, number: int) -> int:
+        """1 where all sequences (0) or heads (1) share padded lists; otherwise how many there are."""
+        at = dim - 1 if self.blocks.packed else dim
+        if at < 0:
+            return number
+        given = *self.given(COUNTS), *self.given(ENTRIES)
+        return next((x.shape[at] for x in given if x.shape[at] != 1), 1)
 
 
 class Side(NamedTuple):
@@ -44,11 +62,33 @@ class Side(NamedTuple):
     def blocks(self, size: int) -> int:
         return -(-self.longest // size)
 
-    def blocks_of_each(self, size: int, batch: int, device) -> torch.Tensor:
-        """(batch,): blocks of so many rows."""
-        if self.lengths is None:
-            return torch.full((batch,), self.blocks(size), device=device)
-        return (self.lengths.long().clamp(0, self.longest) + size - 1) // size
+
+def empty_tiles(lists: Lists, sides: tuple[Side, Side], batch: int, tile_q: int) -> tuple:
+    """Memory for what tiles_and_units returns. sides: queries, keys; tile_q: queries of a tile."""
+    (queries, keys), new = sides, lists.given(COUNTS)[0].new_empty
+    of_lists = lists.shared(0, batch), lists.shared(1, 1)
+    tiles, of_keys = (*of_lists, queries.blocks(tile_q)), keys.blocks(TILE)
+    numbers = [new(shape) for shape in (tiles, (*tiles, of_keys)) * 2]
+    units = (
+        *of_lists,
+        queries.blocks(lists.blocks.queries),
+        of_keys * TILE // (UNIT * UNITS_OF_BYTE),
+    )
+    return *numbers, new(units, dtype=torch.uint8)
+
+
+def tiles_and_units(of_tiles: tuple[Lists, tuple[Side, Side], int, int], hides: bool) -> tuple:
+    """-> counts and entries of partial tiles, counts and entries of full ones, and kinds of units.
+
+    of_tiles   parameters of empty_tiles
+    hides      whether a mask_mod hides keys of partial blocks; otherwise all are full
+
+    kinds are (batch or 1, heads or 1, query blocks, bytes), uint8, as blueprint/small_blocks.py describes them.
+    """
+    lists, sides, _, tile_q = of_tiles
+    results = empty_tiles(*of_tiles)
+    _convert("tiles", lists, sides, (tile_q, hides), results)
+    return results
 
 
 def kinds_of_tiles(lists: Lists, queries: Side, keys: Side, batch: int) -> torch.Tensor:
@@ -57,53 +97,43 @@ def kinds_of_tiles(lists: Lists, queries: Side, keys: Side, batch: int) -> torch
     Values outside of what they may be are left out, as in the forward pass: counts beyond their list, entries that are
     no block of the sequence. A block that is listed twice counts once.
     """
-    blocks = lists.blocks
-    kinds = kinds_of_blocks(lists, queries, keys, batch)
-    for dim, (side, size) in enumerate(((queries, blocks.queries), (keys, blocks.keys)), start=2):
-        kinds = kinds.repeat_interleave(size // ROWS, dim).narrow(dim, 0, side.blocks(ROWS))
-        if side.lengths is not None:
-            exists = torch.arange(kinds.shape[dim], device=kinds.device)
-            exists = exists < side.blocks_of_each(ROWS, batch, kinds.device)[:, None]
-            kinds = kinds * (exists[:, None, :, None] if dim == 2 else exists[:, None, None])
-    return kinds
+    ragged = not queries.lengths is keys.lengths is None
+    batch = batch if ragged else lists.shared(0, batch)
+    shape = batch, lists.shared(1, 1), queries.blocks(ROWS), keys.blocks(ROWS)
+    kinds = lists.given(COUNTS)[0].new_empty(shape, dtype=torch.uint8)
+    _convert("kinds", lists, (queries, keys), (ROWS, True), (kinds,))
+    return kinds.view(torch.int8)
 
 
-def kinds_of_blocks(lists: Lists, queries: Side, keys: Side, batch: int) -> torch.Tensor:
-    """(batch or 1, heads or 1, query blocks, key blocks) int8: the same for the blocks of the lists themselves."""
-    kinds = torch.zeros(())
-    for kind, names in zip((PARTIAL, FULL), zip(COUNTS, ENTRIES, strict=True), strict=True):
-        counts, entries = (lists.tensors[name] for name in names)
-        if counts is not None and entries is not None:
-            found = _listed(lists, (counts, entries), (queries, keys), batch)
-            kinds = torch.maximum(found * kind, kinds.to(found))
-    return kinds
-
-
-def _listed(lists: Lists, tensors: tuple, sides: tuple[Side, Side], batch: int) -> torch.Tensor:
-    """(batch or 1, heads or 1, query blocks, key blocks) int8: whether a block is listed. tensors: counts, entries."""
-    blocks, (queries, keys) = lists.blocks, sides
-    counts, entries = tensors
-    shape = queries.blocks(blocks.queries), keys.blocks(blocks.keys)
-    room = torch.full((1,), entries.shape[-1], device=entries.device)
-    if blocks.packed:
-        room = keys.blocks_of_each(blocks.keys, batch, entries.device)
-        places = lists.tensors["cu_total_m_blocks"], lists.tensors["cu_block_idx_offsets"]
-        counts, entries = padded(places, (counts, entries), room, shape)
-    counts = torch.minimum(counts[:, :, : shape[0]].long(), room[:, None, None])
-    entries = entries[:, :, : shape[0]].long()
-    inside = torch.arange(entries.shape[-1], device=entries.device) < counts[..., None]
-    inside = inside & (entries >= 0) & (entries < shape[1])
-    where = torch.where(inside, entries, shape[1])  # the others go to one more column
-    found = torch.zeros((*where.shape[:3], shape[1] + 1), dtype=torch.int8, device=where.device)
-    found = found.scatter(-1, where, 1)[..., :-1]
-    missing = shape[0] - found.shape[2]  # query blocks without a list, which see nothing
-    return torch.nn.functional.pad(found, (0, 0, 0, max(0, missing)))
+def _convert(makes: str, lists: Lists, sides: tuple[Side, Side], more: tuple, results: tuple):
+    """Launch the kernel. more: queries of a tile, and whether a mask_mod hides keys."""
+    if 0 in results[0].shape:
+        return
+    counts, entries = lists.given(COUNTS), lists.given(ENTRIES)
+    if lists.blocks.packed:
+        counts = counts[0][None], counts[1][None]
+        entries = entries[0][None, :, None], entries[1][None, :, None]
+    # The kernel reads no tensor that the call does not have: another one stands for it.
+    places = tuple(lists.tensors[name] for name in PLACES)
+    lengths = tuple(None if x.lengths is None else x.lengths.int() for x in sides)
+    given = [x is not None for x in (*places, *lengths)]
+    places, lengths = (
+        tuple(counts[0][0, 0] if x is None else x for x in each) for each in (places, lengths)
+    )
+    (tile_q, hides), blocks = more, lists.blocks
+    sizes = blocks.queries, blocks.keys, tile_q, *(x.longest for x in sides), int(hides)
+    flags = 1 + blocks.full, *map(int, given)
+    device = counts[0].device
+    target = target_of(device)
+    function = function_for(BlockListsConfig(makes, target.arch), target)
+    with launching_on(device):
+        function(counts, entries, places, lengths, flags, sizes, results)
 
 
 def for_queries(kinds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """-> (counts, entries) for the owner of queries. kinds: as kinds_of_tiles returns it."""
     _check("keys", "tiles", kinds.shape[3], TILE_BITS - 1)
-    return _lists(kinds, kinds.shape[3])
+    return _in_order(kinds[:, :, :, None])
 
 
 def for_keys(kinds: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,17 +143,23 @@ def for_keys(kinds: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tenso
     batch, heads, tiles_q, tiles_k = kinds.shape
     if heads == 1:
         kinds, heads = kinds.expand(batch, group, tiles_q, tiles_k), group
-    kinds = kinds.reshape(batch, heads // group, group, tiles_q, tiles_k).permute(0, 1, 4, 2, 3)
-    return _lists(kinds.flatten(3), tiles_q)
+    kinds = kinds.unflatten(1, (heads // group, group))
+    return _in_order(kinds.permute(0, 1, 4, 2, 3))
 
 
-def _lists(kinds: torch.Tensor, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """kinds: (batch, heads, lists, `tiles` for each head of a group). Full ones come first."""
-    found, order = torch.sort(kinds, dim=-1, descending=True, stable=True)
-    turn, tile = order // tiles, order % tiles
-    entries = (turn << (1 + TILE_BITS)) | (tile << 1) | (found == FULL)
-    counts = (found > 0).sum(-1, dtype=torch.int32)
-    return counts.contiguous(), entries.to(torch.int32).contiguous()
+def _in_order(kinds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """kinds: (batch, heads, lists, turns, tiles). Full ones come first, and absent ones last."""
+    shape = kinds.shape[:3]
+    counts, entries = (
+        torch.empty(x, dtype=torch.int32, device=kinds.device)
+        for x in (shape, (*shape, kinds.shape[3] * kinds.shape[4]))
+    )
+    if entries.numel():
+        target = target_of(kinds.device)
+        function = function_for(BlockListsConfig("order", target.arch), target)
+        with launching_on(kinds.device):
+            function(kinds.to(torch.int8).view(torch.uint8), counts, entries)
+    return counts, entries
 
 
 def _check(whose: str, what: str, number: int, bits: int) -> None:

@@ -12,11 +12,12 @@ waits for nothing. Contents that are wrong are left out, as the kernels do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
-from cute_fa4.block_sparsity import BlockSparseTensors, listed
-from cute_fa4.calls.block_lists import Lists, Side, kinds_of_blocks
+from cute_fa4.block_sparsity import BlockSparseTensors
+from cute_fa4.calls.block_lists import Lists, Side, tiles_and_units
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.blocks import checked_blocks, taken, with_lists
 from cute_fa4.calls.operands.lengths import longest_of
@@ -26,13 +27,8 @@ from cute_fa4.calls.options import checked_aux
 from cute_fa4.calls.prepare import checked, pages_rows_first
 from cute_fa4.calls.request import Choices, Numbers, Where
 from cute_fa4.operands import ROWS, CallTensors
-from cute_fa4.sm100.blueprint.listed import FULL, LISTED_BLOCK, PARTIAL
-from cute_fa4.sm100.blueprint.small_blocks import (
-    UNIT,
-    UNITS,
-    counted_from_first,
-    with_kinds,
-)
+from cute_fa4.sm100.blueprint.listed import LISTED_BLOCK
+from cute_fa4.sm100.blueprint.small_blocks import counted_from_first, tile_of, with_kinds
 
 
 def with_lists_of_tiles(tensors: CallTensors, asked: tuple, given: dict) -> tuple:
@@ -44,12 +40,13 @@ def with_lists_of_tiles(tensors: CallTensors, asked: tuple, given: dict) -> tupl
     if lists is None:
         return tensors, asked, given
     found = taken(lists)
-    if found["block_sparse_tensors"].are_tiles:
+    # Those of a traced call are converted by an operator (operators/routes.py).
+    if found["block_sparse_tensors"].are_tiles or is_traced(tensors.q):
         return *with_lists(tensors, asked, found), given
     window_size, numbers, choices = asked
     options = Numbers(*numbers)._asdict() | Choices(*choices)._asdict() | given
     options["aux_tensors"] = tensors.aux_tensors
-    made = in_tiles(tensors, options, contents=not is_traced(tensors.q))
+    made = in_tiles(tensors, options, contents=True)
     tensors = tensors._replace(aux_tensors=made.pop("aux_tensors"))
     asked = window_size, numbers, tuple(Choices(*choices)._replace(**made))
     return *with_lists(tensors, asked, taken(made["block_sparse_tensors"])), given | made
@@ -109,17 +106,44 @@ def tiles_of(lists: Lists, where: Where, hides: bool, contents: bool = False) ->
     hides     whether a mask_mod hides keys of partial blocks
     contents  as in_tiles takes it
     """
+    conversion = conversion_of(lists, where, hides, contents)
+    return conversion.lists(conversion.run())
+
+
+class Conversion(NamedTuple):
+    """Lists of small blocks, and the sizes for which they become lists of tiles. Checked."""
+
+    given: Lists
+    queries: Side
+    keys: Side
+    batch: int
+    hides: bool
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Queries and keys of a tile."""
+        return tile_of(self.given.blocks.queries), LISTED_BLOCK
+
+    @property
+    def of_tiles(self) -> tuple[Lists, tuple[Side, Side], int, int]:
+        """Parameters of empty_tiles."""
+        return self.given, (self.queries, self.keys), self.batch, self.tile[0]
+
+    def run(self) -> tuple:
+        """The tensors of lists of tiles, and kinds."""
+        return tiles_and_units(self.of_tiles, self.hides)
+
+    def lists(self, results: tuple) -> tuple:
+        """What tiles_of returns. results: of `run`."""
+        return BlockSparseTensors(*results[:4])._replace(block_size=self.tile), results[4]
+
+
+def conversion_of(lists: Lists, where: Where, hides: bool, contents: bool) -> Conversion:
+    """The parameters are those of tiles_of."""
     blocks, tensors = lists.blocks, where.tensors._replace(**lists.tensors)
     checked_blocks(tensors, blocks, where, contents)
     queries, keys = Side(where.seqlen_q(tensors.q)), _keys(tensors, where, contents)
-    kinds = kinds_of_blocks(lists, queries, keys, where.batch(tensors.q))
-    if not hides:
-        kinds = (kinds > 0).to(kinds.dtype) * FULL
-    tile = (256 if blocks.queries % 256 == 0 else LISTED_BLOCK), LISTED_BLOCK
-    of_tiles = _tiles(kinds, tile, (blocks.queries, blocks.keys), (queries.longest, keys.longest))
-    partial, full = (listed(of_tiles == kind) for kind in (PARTIAL, FULL))
-    made = BlockSparseTensors(*partial, *full, block_size=tile)
-    return made, _bytes(kinds, blocks.keys, of_tiles.shape[3])
+    return Conversion(lists, queries, keys, where.batch(tensors.q), hides)
 
 
 def _keys(tensors: CallTensors, where: Where, contents: bool) -> Side:
@@ -141,44 +165,3 @@ def _keys(tensors: CallTensors, where: Where, contents: bool) -> Side:
             )
             lengths = used + (rows if tensors.seqused_q is None else tensors.seqused_q)
     return Side(max(longest, 1), lengths)
-
-
-def _tiles(kinds: torch.Tensor, tile: tuple, block: tuple, rows: tuple) -> torch.Tensor:
-    """Kinds of tiles: FULL where all of their blocks are, absent where none is listed."""
-    # The greatest of each says whether one is listed, and whether one is not full.
-    both = torch.stack((kinds, FULL - kinds))
-    for dim, *sizes in zip((3, 4), tile, block, rows, strict=True):
-        both = _greatest(both, dim, *sizes)
-    some, rest = both.unbind()
-    return (some > 0) * (PARTIAL + (rest == 0) * (FULL - PARTIAL))
-
-
-def _greatest(values: torch.Tensor, dim: int, tile: int, block: int, rows: int) -> torch.Tensor:
-    """Of the blocks that have a row of each tile of some rows, along a dimension. values: from 0 on."""
-    if block % tile == 0:
-        return values.repeat_interleave(block // tile, dim).narrow(dim, 0, -(-rows // tile))
-    if tile % block == 0:
-        last = [0] * (2 * (values.dim() - 1 - dim)) + [0, -values.shape[dim] % (tile // block)]
-        return (
-            torch.nn.functional.pad(values, last).unflatten(dim, (-1, tile // block)).amax(dim + 1)
-        )
-    first = torch.arange(-(-rows // tile), device=values.device) * tile
-    at = (first // block)[:, None] + torch.arange((tile - 1) // block + 2, device=values.device)
-    last_block = (first + tile - 1).clamp(max=rows - 1) // block
-    at = torch.minimum(at, last_block[:, None])
-    return values.index_select(dim, at.flatten()).unflatten(dim, at.shape).amax(dim + 1)
-
-
-def _bytes(kinds: torch.Tensor, keys: int, tiles: int) -> torch.Tensor:
-    """kinds as blueprint/small_blocks.py describes them, for all keys of `tiles` key tiles."""
-    of_byte = UNIT * UNITS
-    if keys % of_byte == 0:
-        found = (kinds.to(torch.uint8) * 0b01010101).repeat_interleave(keys // of_byte, -1)
-    else:
-        units = kinds.to(torch.uint8).repeat_interleave(keys // UNIT, -1)
-        units = torch.nn.functional.pad(units, (0, -units.shape[-1] % UNITS)).unflatten(
-            -1, (-1, UNITS)
-        )
-        found = (units << 2 * torch.arange(UNITS, device=kinds.device)).sum(-1).to(torch.uint8)
-    wanted = tiles * LISTED_BLOCK // of_byte
-    return torch.nn.functional.pad(found, (0, wanted - found.shape[-1])).contiguous()

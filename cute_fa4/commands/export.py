@@ -40,8 +40,17 @@ _TITLES = {
     "backward": "the kernels of a backward pass (--kernel backward)",
     "indexer": "a kernel that scores keys for sparse attention (--kernel indexer)",
     "topk": "the kernel of the highest logits (--kernel topk)",
+    "block_lists": "a kernel that converts lists of key blocks (--kernel block_lists)",
 }
-_OF_ONE = ("config", "append", "combine", "backward", "indexer", "topk")  # kinds of a single kernel
+_OF_ONE = (
+    "config",
+    "append",
+    "combine",
+    "backward",
+    "indexer",
+    "topk",
+    "block_lists",
+)  # kinds of a single kernel
 _ELSEWHERE = {"append": ("dtype",), "backward": ("dtype",)}  # the flag is named like qkv_dtype's
 
 
@@ -321,7 +330,7 @@ def _flags(names) -> str:
 def _entry(given: dict, kernel: str) -> tuple[str, dict]:
     """-> (kind, entry) of flags; short forms of flags are expanded."""
     said = {name: given[name] for name in sorted(given)}
-    if kernel in ("indexer", "topk"):
+    if kernel in ("indexer", "topk", "block_lists"):
         return kernel, said
     dtype = said.pop("qkv_dtype", "bf16")
     if kernel in ("append", "backward"):

@@ -43,6 +43,7 @@ from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.few_rows.schedule import SwappedTile
 from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
+from cute_fa4.sm100.work.lists.config import BlockListsConfig
 
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
 ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(QUANTIZED, trial_scales.ALLOWED_ERROR)
@@ -141,6 +142,8 @@ def _try(config, device: str) -> tuple[float, float]:
         if is_quantized(config.dtype):
             raise NotTried("rows of 8 bits have no comparison here")
         return trial_append.wrong_elements(config, device)
+    if isinstance(config, BlockListsConfig):
+        raise NotTried("it is called with the kernel that reads the lists")
     if isinstance(config, CombineConfig):
         raise NotTried("it is called with the kernel of the parts that it merges")
     if isinstance(config, BackwardConfig):

@@ -26,6 +26,7 @@ from cute_fa4.sm100.blueprint.listed import has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig
+from cute_fa4.sm100.work.lists.config import BlockListsConfig
 
 # TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
 # bits.
@@ -293,6 +294,38 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
         lengths=lengths if config.packed else None,
         lists=_fake_lists(config),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
+    """The same for ListsKernel.__call__ and OrderKernel.__call__."""
+    from cutlass import Int32
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    def numbers(rank: int, dtype: str = "i32"):
+        return _fake(dtype, (None,) * rank)
+
+    def pair(rank: int):
+        return numbers(rank), numbers(rank)
+
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    if config.makes == "order":
+        sizes = tuple(sym_int() for _ in range(5))
+        kinds = _fake("u8", sizes, free_last=True)
+        return dict(kinds=kinds, counts=numbers(3), entries=numbers(4), stream=stream)
+    results: tuple = (numbers(4, "u8"),)
+    if config.makes == "tiles":
+        results = numbers(3), numbers(4), numbers(3), numbers(4), numbers(4, "u8")
+    return dict(
+        counts=pair(3),
+        entries=pair(4),
+        places=pair(1),
+        lengths=pair(1),
+        flags=tuple(Int32(1) for _ in range(5)),
+        sizes=tuple(Int32(1) for _ in range(6)),
+        results=results,
+        stream=stream,
     )
 
 

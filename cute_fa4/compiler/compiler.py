@@ -11,6 +11,7 @@ from cute_fa4.compiler.arguments import (
     fake_append_arguments,
     fake_arguments,
     fake_backward_arguments,
+    fake_block_lists_arguments,
     fake_combine_arguments,
     fake_indexer_arguments,
     fake_topk_arguments,
@@ -20,9 +21,18 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
+from cute_fa4.sm100.work.lists.config import BlockListsConfig
 from cute_fa4.system.frames import with_room
 
-Config = FA4Config | AppendConfig | CombineConfig | BackwardConfig | IndexerConfig | TopKConfig
+Config = (
+    FA4Config
+    | AppendConfig
+    | CombineConfig
+    | BackwardConfig
+    | IndexerConfig
+    | TopKConfig
+    | BlockListsConfig
+)
 
 # How strictly the emulator checks this package's kernels, compiled here or opened from a file.
 EMULATOR_CHECKS = "ptx"
@@ -71,6 +81,12 @@ def kernel_and_arguments(config: Config) -> tuple:
 
         topk = TopKKernel(config)
         return topk, in_order(topk, fake_topk_arguments()), None
+    if isinstance(config, BlockListsConfig):
+        from cute_fa4.sm100.work.lists.kernel import ListsKernel
+        from cute_fa4.sm100.work.lists.order import OrderKernel
+
+        lists = (OrderKernel if config.makes == "order" else ListsKernel)(config)
+        return lists, in_order(lists, fake_block_lists_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
     kernel = kernel_class(type(config.schedule))(config)

@@ -13,6 +13,7 @@
     torch.ops.cute_fa4.flash_attn_backward         (dout, q, k, v, out, lse, *, ...) -> (dq, dk, dv, dsink)
     torch.ops.cute_fa4.flash_attn_backward_out     (the same, dq, dk, dv, accumulate) -> dsink
     torch.ops.cute_fa4.flash_attn_backward_aux     (the same, wanted) -> gradients of aux_tensors[i] for i in wanted
+    torch.ops.cute_fa4.block_tiles                 (lists of small blocks, *, ...) -> (lists of tiles, kinds of units)
     torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
     torch.ops.cute_fa4.mqa_logits                  (q, k, k_scale, weights, starts, ends, *, clean) -> logits
     torch.ops.cute_fa4.paged_mqa_logits            (q, cache, weights, lengths, table, *, width, clean) -> logits
@@ -30,13 +31,14 @@ otherwise:
     gradients.py  the derivative of the first two, and its own operator
     merge.py      the merge of partial results: its schema, on real tensors and on fakes
     indexer.py    the same for the lightning indexer
+    tiles.py      the conversion of lists of small blocks, likewise
     sharding.py   the part of a call with DTensors that each rank computes alone
     flops.py      floating-point operations of a call, for torch.utils.flop_counter
 
 lse has no element where it was not asked for. Importing this package registers the operators.
 """
 
-from cute_fa4.operators import flops, indexer, merge  # noqa: F401  importing them registers the operators
+from cute_fa4.operators import flops, indexer, merge, tiles  # noqa: F401  importing them registers the operators
 from cute_fa4.operators.library import OPERATORS
 
 __all__ = ["OPERATORS"]

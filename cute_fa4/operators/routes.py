@@ -22,7 +22,7 @@ from cute_fa4.calls.operands.four_bits import refuse_new_rows
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
-from cute_fa4.calls.small_blocks import tiles_of, without_checks
+from cute_fa4.calls.small_blocks import conversion_of, without_checks
 from cute_fa4.calls.split_keys import merge as parts
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS_OF_QUERIES, ROWS, SCALES, tensors_of
 from cute_fa4.operators import sharding
@@ -31,6 +31,7 @@ from cute_fa4.operators.gradients import through_transforms
 from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.schemas import names_of
 from cute_fa4.operators.spelling import function_of, is_known, spell_mask
+from cute_fa4.operators.tiles import converted
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, remember
 from cute_fa4.sm100.blueprint.small_blocks import counted_from_first, with_kinds
 
@@ -215,7 +216,8 @@ def _tiles(call: dict) -> dict:
         return {}
     found = Lists({name: call.get(name) for name in NAMES[BLOCKS]}, blocks)
     where = without_checks(tensors_of(call), call)
-    lists, kinds = tiles_of(found, where, call["mask_mod"] != "")
+    conversion = conversion_of(found, where, call["mask_mod"] != "", contents=False)
+    lists, kinds = conversion.lists(converted(conversion))
     taken_lists = {name: getattr(lists, name) for name in NAMES[BLOCKS]}
     return taken_lists | {
         "block_size": list(lists.block_size),

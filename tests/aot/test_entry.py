@@ -20,6 +20,7 @@ from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
+from cute_fa4.sm100.work.lists.config import BlockListsConfig
 
 from .conftest import EXPORTED, PLAIN, RICH, ROOT
 
@@ -57,6 +58,7 @@ VARIED = [
         "bf16", 64, 64, mask=masks.Causal(), mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3),),
         score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     ),
+    BlockListsConfig("order", arch="sm_103a"),
     BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
     TopKConfig("sm_103a"),
     IndexerConfig(32, 4),
@@ -131,7 +133,7 @@ def test_every_field_of_every_kind_has_a_flag():
     parser = command_line._parser()
     assert set(entry_fields.MODEL) <= set(vars(parser.parse_args(["export"])))
     options = set(vars(parser.parse_args(["export-kernel"])))
-    for kind in ("config", "append", "combine", "backward", "indexer", "topk"):
+    for kind in ("config", "append", "combine", "backward", "indexer", "topk", "block_lists"):
         assert {
             "qkv_dtype" if name == "dtype" else name for name in entry_fields.KINDS[kind]
         } <= options
@@ -187,6 +189,8 @@ def test_flags_that_mean_nothing_together_are_refused(arguments, message):
         ("head_dim = 64\ncausal = 1", "causal: 1; accepted: true or false"),
         ("head_dim = 64\naux = [4]", r"aux: \[4\]; accepted: pairs"),
         ("group = 1", "head_dim: not given"),
+        ("head_dim = 64\nq_block = 64\nkv_block = 40", "kv_block: 40; accepted: multiples of 16"),
+        ("head_dim = 64\nq_block = 64", "kv_block: 0; accepted: multiples of 16"),
     ],
 )
 def test_values_of_the_wrong_type_are_refused_by_name(said, message, tmp_path):

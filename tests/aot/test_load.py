@@ -7,8 +7,15 @@ import warnings
 import pytest
 import torch
 
-from cute_fa4 import EmulatorWarning, aot, compile_cache, emulator, flash_attn_func
-from cute_fa4.aot import LoadError, manifest
+from cute_fa4 import (
+    BlockSparseTensors,
+    EmulatorWarning,
+    aot,
+    compile_cache,
+    emulator,
+    flash_attn_func,
+)
+from cute_fa4.aot import LoadError, entry, manifest
 from cute_fa4.calls import append as appending
 from cute_fa4.calls import launch
 from cute_fa4.commands import trials
@@ -324,6 +331,32 @@ def test_a_function_for_the_emulator_says_what_it_is_checked_with():
         emulator.EmulatedFunction(lambda: None)
     with pytest.raises(ValueError, match="strict"):
         emulator.EmulatedFunction(lambda: None, "strict")
+
+
+def test_lists_of_small_blocks_need_no_compiler(nothing_loaded, tmp_path, monkeypatch):
+    """Under CUTE_FA4_JIT=error: an export has the kernels that convert lists, for the forward and the backward pass."""
+    said = dict(qkv_dtype="bf16", head_dim=64, q_block=64, kv_block=48, write_lse=True)
+    forward = [c for c in entry.configs_of("config", said, "") if c.schedule.family == "mha1q"]
+    (config,) = forward
+    of_tiles = dict(mask_mod=config.mask_mod, aux=config.aux, listed=True)
+    aot.load(aot.export([config, BackwardConfig("bf16", 64, 64, **of_tiles)], tmp_path))
+    monkeypatch.setenv("CUTE_FA4_JIT", "error")
+    q, k, v = (torch.randn(1, 100, 1, 64).bfloat16().requires_grad_() for _ in "qkv")
+    kinds = torch.tensor([[1, 0, 1], [0, 1, 0]])
+    index = torch.argsort(kinds, dim=-1, descending=True, stable=True).int()[None, None]
+    counts = kinds.sum(-1).int()[None, None]
+    lists = BlockSparseTensors.from_indices(index, counts, (64, 48))
+    out = flash_attn_func(q, k, v, block_sparse_tensors=lists)
+    dout = torch.randn(1, 100, 1, 64).bfloat16()
+    found = torch.autograd.grad(out, (q, k, v), dout)
+    visible = (
+        kinds.bool().repeat_interleave(64, 0)[:100].repeat_interleave(48, 1)[None, None, :, :100]
+    )
+    given = *(x.detach() for x in (q, k, v)), dout
+    exact, allowed = (
+        f(*given, visible=visible) for f in (gradients_float64, allowed_gradient_errors)
+    )
+    assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
 
 
 def test_training_needs_no_compiler_with_an_exported_backward_pass(

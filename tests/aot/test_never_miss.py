@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from cute_fa4 import (
+    BlockSparseTensors,
     configs_for_model,
+    flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
@@ -22,6 +24,9 @@ from cute_fa4.aot import entry, hf_config
 from cute_fa4.calls import repeat
 from cute_fa4.integrations import flashinfer, vllm
 from cute_fa4.integrations.invariance import VLLM
+from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.choose.launches import with_conversions
+from cute_fa4.sm100.work.lists.config import BlockListsConfig
 from cute_fa4.system.devices import asked_for
 
 from .test_hf_config import PUBLISHED
@@ -215,6 +220,58 @@ def a_call(draw, model: dict, options: dict) -> None:
         q, k, v, queries, ends, most, **where, causal=True, window_size=window, s_aux=sink,
         out=out, **common, **given,
     )  # fmt: skip
+
+
+# Lists of blocks: fields of an entry, the layouts of its calls, options of these.
+OF_LISTS = {
+    "small": (dict(q_block=64, kv_block=96), {}, {}),
+    "small, two query tiles": (dict(q_block=512, kv_block=16, score_mod="soft_cap(30.0)"), {}, dict(softcap=30.0)),
+    "small, packed": (
+        dict(q_block=16, kv_block=128),
+        dict(q_layout="packed", kv_layout="packed"),
+        dict(cu_seqlens_q=numbers(3), cu_seqlens_k=numbers(3), max_seqlen_q=200, max_seqlen_k=300),
+    ),
+    "small, lengths": (
+        dict(q_block=48, kv_block=80), dict(seqused_k=True, seqused_q=True, fold_pages=False),
+        dict(seqused_q=numbers(2), seqused_k=numbers(2)),
+    ),
+    "tiles": (dict(q_block=128, kv_block=256, full_blocks=True), {}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
+    """Nor its backward pass: kernels that convert lists are exported with those that read them."""
+    fields, layouts, options = OF_LISTS[name]
+    of_config = dict(head_dim=64, qkv_dtype="bf16", **fields, **layouts)
+    backward = dict(
+        head_dim=64,
+        dtype="bf16",
+        listed=True,
+        packed=bool(layouts),
+        dlse=True,
+        used="seqused_q" in layouts,
+    )
+    listed = entry.configs_of("config", of_config, name)
+    for config in listed:
+        backward |= dict(score_mod=config.score_mod, mask_mod=config.mask_mod, aux=config.aux)
+    listed += [BackwardConfig(backward.pop("dtype"), backward.pop("head_dim"), 64, **backward)]
+    rows = (400,) if "cu_seqlens_q" in options else (2, 200)
+    q, k = (numbers(*rows[:-1], n, 2, 64, dtype=BF16) for n in (200, 300))
+    blocks = -(-200 // fields["q_block"]), -(-300 // fields["kv_block"])
+    lists = (numbers(2, 1, blocks[0]), numbers(2, 1, *blocks)) * 2
+    lists = BlockSparseTensors(*lists, block_size=(fields["q_block"], fields["kv_block"]))
+    function = flash_attn_func if not layouts else flash_attn_varlen_func
+    with asked_for("sm_100a") as asked:
+        function(q, k, k, block_sparse_tensors=lists, **options)
+    assert asked and set(asked) <= set(with_conversions(listed))
+    assert {c.makes for c in asked if isinstance(c, BlockListsConfig)} == (
+        {"tiles"} if "small" in name else set()
+    )
+    of_backward = {
+        c.makes for c in with_conversions(listed[-1:]) if isinstance(c, BlockListsConfig)
+    }
+    assert of_backward == {"kinds", "order"}
 
 
 # Dtypes of q and of the cache, and whether scales are tensors -> the letters of docs/integrations.md, bmm2_scale not 1.

@@ -7,8 +7,10 @@ sequences, or three, which two ranks share unevenly.
 import pytest
 import torch
 
+from cute_fa4 import BlockSparseTensors
 from cute_fa4.operators import sharding
 from cute_fa4.score_mods import ScoreMod
+from tests.attention.listed import Listed
 from tests.distributed import dtensors
 from tests.distributed.pool import Failed
 from tests.operators import problems
@@ -39,6 +41,19 @@ def appended() -> dict:
 
 def parts() -> dict:
     return dict(outs=torch.randn(3, 2, 5, 4, 64), lses=torch.randn(3, 2, 4, 5))
+
+
+def small_lists() -> dict:
+    """Lists of blocks of 64 of two heads. A rank has all of them, so that it finds those of its queries."""
+    lists = Listed.draw((1, 140, 200), (2, 1), (64, 64), (0.4, 0.8)).lists()
+    given = lists._asdict() | dict(
+        longest_q=140, longest_k=200, batch=1, hides=True, lengths_k=None
+    )
+    return {n: x for n, x in given.items() if n in names_of_tiles() and x is not None}
+
+
+def names_of_tiles() -> list[str]:
+    return [a.name for a in torch.ops.cute_fa4.block_tiles.default._schema.arguments]
 
 
 def latent() -> dict:
@@ -186,6 +201,13 @@ CASES = {
         {"batch": "R", "heads": "P(sum)"},
     ),
     "merge": ("merge", parts, {}, OF_PARTS, HERE | {"parts": "R"}),
+    "small blocks": (
+        "block_tiles",
+        small_lists,
+        {},
+        dict.fromkeys(BlockSparseTensors._fields[:4], {"heads": 1}),
+        {"heads": "R R R R R"},
+    ),
 }  # fmt: skip
 
 
@@ -232,7 +254,7 @@ def test_ranks_compute_what_one_process_does(pool, case):
     options = {n: x for n, x in call.items() if n not in tensors} | options
     if BACKWARD in name:
         options |= dict(mask="Causal()", softmax_scale=0.125)
-    elif name != "merge":
+    elif name not in ("merge", "block_tiles"):
         options |= dict(mask="Causal()", return_lse=True)
     with_out = name.endswith("_out")
     if with_out and BACKWARD not in name:

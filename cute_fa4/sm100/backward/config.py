@@ -38,6 +38,7 @@ from ..blueprint.chip import (
     TMEM_COLUMNS,
     align_up,
 )
+from ..blueprint.listed import TILE_BITS  # noqa: F401  (listed.py)
 from ..blueprint.memory_maps import Region, SmemMap
 from ..blueprint.score_mods import ScoreMod
 from ..traced.shared import DISTANCES, sharing
@@ -54,8 +55,6 @@ NARROW = 192, 128
 RINGS = (3, 2), (2, 2), (2, 1)
 SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
-# Of an entry of a list: a tile or half of one, a head of the group (listed.py).
-TILE_BITS, TURN_BITS = 20, 10
 
 
 @dataclass(frozen=True)

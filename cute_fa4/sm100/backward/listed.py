@@ -1,6 +1,6 @@
 """Lists of the tiles that a CTA processes, where the forward pass had lists of key blocks.
 
-The host turns the lists of a call into two of these (calls/block_lists.py), one for each owner:
+Two launches turn the lists of a call into these (sm100/work/lists), one for each owner:
 
     owner     one list for each                entries are tiles of
     queries   head and tile of 128 queries     keys

@@ -6,6 +6,8 @@ from . import bands
 
 LISTED_BLOCK = 128  # sizes are multiples of a tile
 PARTIAL, FULL = 1, 2  # kinds of blocks; 0: not listed
+# Of an entry in the lists of the backward pass: a tile or half of one, a head of the group (backward/listed.py).
+TILE_BITS, TURN_BITS = 20, 10
 PLAIN = dict(
     cache_batch_idx=False, cache_leftpad=False, pack_gqa=False, latent=False, split_keys=False, rope_depth=0,
     kv_dtype=None,

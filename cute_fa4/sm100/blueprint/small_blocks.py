@@ -11,17 +11,20 @@ instead, which is a multiple of 128 plus a constant: one load of a byte then ser
 lie within kinds, and the last byte of a row is that of its last tile.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from ..traced.expressions import data_of
 from ..traced.slopes import values_of
 from ..traced.symbols import Symbol
 from ..traced.trace import MASK, Traced, reads_of
-from .listed import FULL, PARTIAL
+from .listed import FULL, LISTED_BLOCK, PARTIAL
 from .score_mods import ScoreMod, of_traced, renumbered
 
 UNIT = 16  # keys
 UNITS = 4  # of a byte
+KINDS = ("u8", 4)  # dtype and rank of the aux tensor
 PLACES = ("q_place", "kv_place")
 """Arguments that only functions of this package have: q_idx and kv_idx before they are clamped to the sequence."""
 
@@ -38,6 +41,41 @@ def with_kinds(mod: ScoreMod | None, number: int, queries: int) -> ScoreMod:
 
 
 _made: dict[tuple, ScoreMod] = {}
+
+
+def tile_of(queries: int) -> int:
+    """Queries of a tile for blocks of so many."""
+    return 256 if queries % 256 == 0 else LISTED_BLOCK
+
+
+def of_small_blocks(problem: Mapping) -> dict:
+    """Fields of the attention kernel that runs small blocks, from those that say them; of other blocks nothing.
+
+    ValueError for sizes that are no multiples of UNIT.
+    """
+    queries, keys = (problem.get(name, 0) for name in ("q_block", "kv_block"))
+    if queries % LISTED_BLOCK == keys % LISTED_BLOCK == 0:
+        return {}
+    for name, size in (("q_block", queries), ("kv_block", keys)):
+        if size < 1 or size % UNIT:
+            raise ValueError(f"{name}: {size}; accepted: multiples of {UNIT}")
+    aux = tuple(problem.get("aux", ()))
+    return {
+        "q_block": tile_of(queries),
+        "kv_block": LISTED_BLOCK,
+        "full_blocks": True,
+        "packed_lists": False,
+        "list_offsets": False,
+        "score_mod": counted_from_first(problem.get("score_mod"), len(aux)),
+        "mask_mod": with_kinds(problem.get("mask_mod"), len(aux), queries),
+        "aux": (*aux, KINDS),
+    }
+
+
+def reads_units(mod: ScoreMod | None) -> bool:
+    """Whether a mask_mod is one of with_kinds."""
+    arguments = getattr(getattr(mod, "function", None), "arguments", None)
+    return PLACES[1] in (arguments or ())
 
 
 def _with_kinds(mod: ScoreMod | None, number: int, queries: int) -> ScoreMod:

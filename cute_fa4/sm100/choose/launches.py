@@ -12,12 +12,16 @@ of SMs. A list of a model's kernels takes all of them: it holds for every length
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from ...scales import Scales
 from ..append.config import AppendConfig
+from ..backward.config import BackwardConfig
+from ..blueprint.small_blocks import reads_units
 from ..combine.config import CombineConfig
+from ..work.lists.config import BlockListsConfig
 from .choose_config import CLUSTER_PARTS, split_configs
 from .config import FA4Config
 
@@ -107,6 +111,19 @@ def every_launch(
     options = dict(in_float32=in_float32, dependent_launch=dependent_launch)
     found = (kernel for cut in asked for kernel in launches(config, cut, **options))
     return list(dict.fromkeys(kernel for kernel in found if kernel is not None))
+
+
+def with_conversions(configs: Iterable) -> list:
+    """The configurations, and the kernels that convert lists of blocks for their calls, without doubles."""
+    found = []
+    for config in configs:
+        makes: tuple = ()
+        if isinstance(config, BackwardConfig) and config.listed:
+            makes = "kinds", "order"
+        elif isinstance(config, FA4Config) and reads_units(config.mask_mod):
+            makes = ("tiles",)
+        found += [config, *(BlockListsConfig(each, config.arch) for each in makes)]
+    return list(dict.fromkeys(found))
 
 
 def append_launch(

@@ -1,0 +1,266 @@
+"""Mistakes planted in the kernels that convert lists are noticed: by plain loops, or by the emulator.
+
+Mistakes in what the mask function reads of the units are at the end: calls with small blocks notice them.
+"""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_fa4 import BlockSparseTensors, emulator
+from cute_fa4.sm100.blueprint import small_blocks
+from cute_fa4.sm100.work import lists
+from cute_fa4.sm100.work.lists import kernel, order
+from tests.attention.listed import ABSENT, FULL, PARTIAL, Listed, assert_right, numbers
+from tests.emulator.mutations.edits import PlantingError
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
+from tests.sm100.backward.test_lists import drawn as drawn_tiles
+from tests.sm100.backward.test_lists import expected_tiles, tiles_of
+from tests.sm100.backward.test_planted import missed
+from tests.sm100.work.lists.conversions import drawn, in_order, is_right
+
+SOURCES = Path(lists.__file__).parent
+NAME = f"{lists.__name__}.damaged"
+MODULES = {"kernel": (kernel, "ListsKernel"), "order": (order, "OrderKernel")}
+
+# --- subjects: whether a conversion is right
+
+WRONG = drawn((260, 300), (64, 96), heads=1)
+WRONG.kinds[:] = torch.tensor(
+    [[FULL, ABSENT, PARTIAL, FULL]] + [[ABSENT, FULL, ABSENT, PARTIAL]] * 4
+)
+
+
+def of_blocks() -> bool:
+    """Blocks that do not divide tiles, ragged on both sides; one without a mask function."""
+    call = drawn((300, 300), (48, 80))
+    return is_right(call) and is_right(call, hides=False)
+
+
+def of_wrong_contents() -> bool:
+    """Entries that are no blocks, counts beyond the list and below 0, a block in both lists, which is full."""
+    largest, smallest = 2**31 - 1, -(2**31)
+    lists = BlockSparseTensors(
+        numbers([[[largest, 1, 1, 1, 1]]]),
+        numbers([[[[2, -1, 4, 3], *[[3, 1, 0, 0]] * 4]]]),
+        numbers([[[3, 4, 1, 1, 1]]]),
+        numbers([[[[3, largest, 0, 1], [1, smallest, 4, 1], *[[1, 0, 0, 0]] * 3]]]),
+        block_size=(64, 96),
+    )
+    return is_right(WRONG, lists)
+
+
+def of_passes() -> bool:
+    """More tiles of keys than a CTA has threads."""
+    call = drawn((100, 17700), (128, 80), heads=1)
+    call.kinds[..., 16384 // 80] = PARTIAL
+    return is_right(call)
+
+
+LENGTHS = ((260, 300), (200, 260), (130, 129), (0, 200))
+
+
+def of_sequences(packed: bool = False) -> bool:
+    """Kinds of tiles of sequences of different lengths."""
+    call = drawn_tiles((128, 128), lengths=LENGTHS)
+    lists = call.packed_lists() if packed else call.lists()
+    return bool(tiles_of(call, lists, True).equal(expected_tiles(call).to(torch.int8)))
+
+
+def of_pairs() -> bool:
+    """Kinds of more tiles of keys than a CTA has threads."""
+    call = Listed.draw((1, 100, 16700), (1, 1), (128, 128), (0.7,), 16)
+    return bool(tiles_of(call, call.lists(), False).equal(call.kinds.to(torch.int8)))
+
+
+def of_owners() -> bool:
+    random = torch.Generator().manual_seed(0)
+    kinds = torch.randint(ABSENT, FULL + 1, (1, 4, 3, 300), generator=random)
+    return in_order(kinds.to(torch.int8), 2)
+
+
+SUBJECTS = {
+    "blocks": of_blocks,
+    "contents": of_wrong_contents,
+    "passes": of_passes,
+    "sequences": of_sequences,
+    "packed": partial(of_sequences, True),
+    "pairs": of_pairs,
+    "owners": of_owners,
+}
+
+
+def is_noticed(subject: str) -> bool:
+    try:
+        return not SUBJECTS[subject]()
+    except emulator.EmulatorError:
+        return True
+
+
+@dataclass(frozen=True)
+class Defect:
+    """In a file of the folder, `old` becomes `new`; the subject that shows it."""
+
+    old: str
+    new: str
+    subject: str = "blocks"
+    file: str = "kernel"
+
+    def plant(self, monkeypatch, folder: Path) -> None:
+        """Kernels made from here on have it."""
+        text = (SOURCES / f"{self.file}.py").read_text()
+        if text.count(self.old) != 1:
+            raise PlantingError(f"{self.file}.py has {text.count(self.old)} times {self.old!r}")
+        path = folder / "damaged.py"
+        path.write_text(text.replace(self.old, self.new))
+        spec = importlib.util.spec_from_file_location(NAME, path)
+        monkeypatch.setitem(sys.modules, NAME, importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(sys.modules[NAME])
+        module, kernel_class = MODULES[self.file]
+        monkeypatch.setattr(module, kernel_class, getattr(sys.modules[NAME], kernel_class))
+
+
+DEFECTS = {
+    "marks of one warp overwrite those of another": Defect(
+        'cute.arch.red(row.iterator + at, marks, op="or", dtype="b32", sem="relaxed", scope="cta")',
+        "row[at] = marks",
+    ),
+    "a block ends one unit early": Defect("block * each + each - first", "block * each + each - first - 1"),
+    "a block across two words is marked in the first one": Defect(
+        "(end + UNITS_OF_WORD - 1) // UNITS_OF_WORD, unroll=1", "begin // UNITS_OF_WORD + 1, unroll=1"
+    ),
+    "the last query block of a tile is left out": Defect("last - first + 1)", "maximum(last - first, 1))"),
+    "partial blocks are partial without a mask function": Defect("if sizes.hides != 0:", "if sizes.hides != 7:"),
+    "a tile is full where one query block is": Defect(
+        "rest = some | found, rest | (full & ~found)", "rest = some | found, full & ~found"
+    ),
+    "units beyond the last block count": Defect(
+        "sizes.blocks_k * (sizes.kv_block // UNIT) - key_tile", "1000 - key_tile"
+    ),
+    "units are written by every tile that has queries of the block, the last one": Defect(
+        "if block * sizes.q_block >= place.tile * sizes.tile_q:", "if row == 0:"
+    ),
+    "places in a list do not count other warps": Defect(
+        "at = at + cutlass.select_(i < warp, of_warp, Int32(0))", "at = at + 0", "passes"
+    ),
+    "a list has a tile at the place of another": Defect(
+        "found & cute.arch.lanemask_lt()", "found & cute.arch.lanemask_le()"
+    ),
+    "the others are written over the list": Defect("tiles - 1 - (key_tile - at)", "key_tile - at"),
+    "the second pass begins anew": Defect("at, every = before, before", "at, every = Int32(0), Int32(0)", "passes"),
+    "the second pass marks the units of the first": Defect(
+        "each, first = sizes.kv_block // UNIT, first_tile * UNITS_OF_TILE",
+        "each, first = sizes.kv_block // UNIT, 0", "passes",
+    ),
+    "marks of the first pass stay": Defect("words[row, thread] = Uint32(0)", "words[row, thread] = words[row, thread]"),
+    "entries from the count on are read": Defect(
+        "minimum(Int32(counts[(*of_counts, in_counts)]), room)", "room", "contents"
+    ),
+    "entries beyond the list are read": Defect(
+        "minimum(Int32(counts[(*of_counts, in_counts)]), room)", "Int32(counts[(*of_counts, in_counts)])", "contents"
+    ),
+    "entries that are no blocks are marked": Defect(
+        "if (entry >= 0) & (entry < sizes.blocks_k):", "if entry < sizes.blocks_k + 1:", "contents"
+    ),
+    "a unit in both lists is neither": Defect("found & ~((found & FULL_UNITS) >> 1)", "found", "contents"),
+    "queries that do not exist have tiles": Defect(
+        "(place.tile * sizes.tile_q < queries) & (key_tile * TILE < keys)", "key_tile * TILE < keys", "sequences"
+    ),
+    "keys that do not exist have tiles": Defect(
+        "(place.tile * sizes.tile_q < queries) & (key_tile * TILE < keys)", "place.tile * sizes.tile_q < queries",
+        "sequences",
+    ),
+    "packed counts are of the first sequence": Defect(
+        "clipped(counts, 2, first + block)", "clipped(counts, 2, block)", "packed"
+    ),
+    "packed entries are of the first list": Defect("begin + block * each)", "begin)", "packed"),
+    "packed entries are of the longest sequence": Defect(
+        "keys = rows_of(given.keys, given.limit_k, place.batch, sizes.longest_k)\n            each",
+        "keys = sizes.longest_k\n            each",
+        "packed",
+    ),
+    "lists of the first head": Defect("clipped(entries, 1, place.head)", "Int32(0)", "sequences"),
+    "lists of the first sequence": Defect("clipped(counts, 0, place.batch)", "Int32(0)", "sequences"),
+    "partial pairs begin at the place of full ones": Defect(
+        "full_at, partial_at = Int32(0), fulls", "full_at, partial_at = Int32(0), Int32(0)", "owners", "order"
+    ),
+    "full pairs are said to be partial": Defect(
+        "entry | cutlass.select_(is_full, Int32(1), Int32(0))", "entry", "owners", "order"
+    ),
+    "kinds after the first ones of a warp are not counted": Defect("full_at += ", "full_at = ", "owners", "order"),
+    "the head of a pair is left out": Defect(
+        "(at // tiles << (1 + TILE_BITS)) | (at % tiles << 1)", "at % tiles << 1", "owners", "order"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
+def test_a_mistake_is_noticed(own_kernels, monkeypatch, tmp_path, name):
+    DEFECTS[name].plant(monkeypatch, tmp_path)
+    assert is_noticed(DEFECTS[name].subject), "nothing noticed"
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_without_a_mistake_the_subjects_are_right(name):
+    assert SUBJECTS[name]()
+
+
+@pytest.mark.parametrize("subject, barriers", (("passes", 4), ("pairs", 3)))
+def test_threads_that_do_not_meet_are_noticed(subject, barriers):
+    """Each barrier that is deleted from the PTX, over two passes."""
+    number, unnoticed = missed(
+        r"\bbar(rier)?\.sync[^;]*;", SUBJECTS[subject], mode="hostile", seed=1
+    )
+    assert number == barriers and not unnoticed
+
+
+# --- what the mask function reads of the units
+
+CALL = Listed.draw((1, 140, 200), (2, 1), (48, 96), (0.5, 0.7))
+
+
+def shifted(made):
+    """The byte of the next 64 keys."""
+
+    def byte(number, queries):
+        found = made(number, queries)
+        return type(found)("read", (*found.args[:-1], found.args[-1] + 1), "int")
+
+    return byte
+
+
+# name -> (an attribute of blueprint/small_blocks.py, what it becomes)
+DEFECTS_OF_MASK = {
+    "units have eight keys": ("UNIT", lambda made: 8),
+    "partial units are full": ("FULL", lambda made: 3),
+    "full units are hidden from the mask function": ("FULL", lambda made: 4),
+    "partial units are hidden": ("PARTIAL", lambda made: 4),
+    "the byte of the next keys": ("_byte", shifted),
+    "query blocks of another size": ("_byte", lambda made: lambda number, queries: made(number, 64)),
+}  # fmt: skip
+
+
+def masks_right() -> bool:
+    try:
+        assert_right(CALL.run(), CALL.expected())
+    except (AssertionError, emulator.EmulatorError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_MASK, OF_SOURCES))
+def test_a_mistake_of_the_mask_is_noticed(own_kernels, monkeypatch, name):
+    attribute, change = DEFECTS_OF_MASK[name]
+    monkeypatch.setattr(small_blocks, "_made", {})
+    monkeypatch.setattr(small_blocks, attribute, change(getattr(small_blocks, attribute)))
+    assert not masks_right(), "nothing noticed"
+
+
+@pytest.mark.sweep
+def test_without_a_mistake_the_mask_is_right():
+    assert masks_right()

@@ -38,7 +38,7 @@ from .config import (
     BlockListsConfig,
 )
 
-WARP = 32
+WARP, WORD_BITS = 32, UNITS_OF_WORD.bit_length() - 1
 BYTES = 2 * UNITS_OF_TILE // 8  # of the units of a tile
 PARTIAL_UNITS, FULL_UNITS = 0x55555555, 0xAAAAAAAA  # PARTIAL and FULL, of each unit of a word
 
@@ -70,30 +70,39 @@ class Given:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of blocks, of tiles of queries, and of the longest sequence. hides: whether a mask_mod hides keys."""
+    """Of blocks and tiles, and how many there are. hides: whether a mask_mod hides keys. Divisors are made by the host.
 
-    q_block: Int32
+    q_block, tiles_q, heads   divisors
+    tile_q           queries of a tile; units: of a block of keys
+    queries, keys    of the longest sequence
+    """
+
+    q_block: object
     kv_block: Int32
+    units: Int32
     tile_q: Int32
-    longest_q: Int32
-    longest_k: Int32
+    queries: Int32
+    keys: Int32
+    blocks_q: Int32
+    blocks_k: Int32
+    tiles_q: object
+    tiles_k: Int32
+    heads: object
     hides: Int32
 
-    @property
-    def tiles_q(self):
-        return (self.longest_q + self.tile_q - 1) // self.tile_q
 
-    @property
-    def tiles_k(self):
-        return (self.longest_k + TILE - 1) // TILE
+def sizes_of(sizes: tuple, heads) -> Sizes:
+    """On the host, from those of a launch."""
+    q_block, kv_block, tile_q, queries, keys, hides = sizes
+    divisor = cute.fast_divmod_create_divisor_v2
 
-    @property
-    def blocks_q(self):
-        return (self.longest_q + self.q_block - 1) // self.q_block
+    def parts(rows, of):
+        return (rows + of - 1) // of
 
-    @property
-    def blocks_k(self):
-        return (self.longest_k + self.kv_block - 1) // self.kv_block
+    return Sizes(
+        divisor(q_block), kv_block, kv_block // UNIT, tile_q, queries, keys, parts(queries, q_block),
+        parts(keys, kv_block), divisor(parts(queries, tile_q)), parts(keys, TILE), divisor(heads), hides,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,14 +114,6 @@ class Place:
     tile: Int32
     first: Int32
     number: Int32
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Shared memory. words: (query block, word) of marks; totals: (FULL or PARTIAL - 1, warp), tiles of a pass."""
-
-    words: cute.Tensor
-    totals: cute.Tensor
 
 
 def clipped(tensor, dim: int, at):
@@ -152,57 +153,55 @@ class ListsKernel:
         counts, entries   int32, of partial and of full blocks, as Given has them
         places    first_blocks, first_entries (batch + 1,); lengths: queries, keys (batch,), int32
         flags     lists, packed, begins, limit_q, limit_k of Given
-        sizes     the fields of Sizes
+        sizes     queries and keys of a block, queries of a tile, of the longest sequence, its keys, hides
         results   tiles: counts and entries of partial tiles, of full ones, (batch, heads, tiles of queries) and (...,
                   tiles of keys), and kinds, uint8 (batch, heads, query blocks, 2 for each tile of keys)
                   kinds: uint8 (batch, heads, tiles of queries, tiles of keys)
         """
-        given, of = Given(counts, entries, *places, *lengths, *flags), Sizes(*sizes)
         batch, heads = Int32(results[0].shape[0]), Int32(results[0].shape[1])
+        given, of = Given(counts, entries, *places, *lengths, *flags), sizes_of(sizes, heads)
+        tiles = (sizes[3] + sizes[2] - 1) // sizes[2]
         self.kernel.set_name_prefix(
             f"cute_fa4_{self.cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
-        self.kernel(given, of, heads, results).launch(
-            grid=[of.tiles_q * heads * batch, 1, 1],
+        self.kernel(given, of, results).launch(
+            grid=[tiles * heads * batch, 1, 1],
             block=[THREADS, 1, 1],
             smem=SMEM_BYTES,
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, given: Given, sizes: Sizes, heads: Int32, results: tuple):
+    def kernel(self, given: Given, sizes: Sizes, results: tuple):
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        rest, tile = block // sizes.tiles_q, block % sizes.tiles_q
-        first = tile * sizes.tile_q // sizes.q_block
-        last = minimum(
-            (tile * sizes.tile_q + sizes.tile_q - 1) // sizes.q_block, sizes.blocks_q - 1
-        )
-        place = Place(rest // heads, rest % heads, tile, first, last - first + 1)
+        rest, tile = divmod(block, sizes.tiles_q)
+        batch, head = divmod(rest, sizes.heads)
+        first, _ = divmod(tile * sizes.tile_q, sizes.q_block)
+        last, _ = divmod(tile * sizes.tile_q + sizes.tile_q - 1, sizes.q_block)
+        number = minimum(last, sizes.blocks_q - 1) - first + 1
+        place = Place(batch, head, tile, first, number)
         base = cute.recast_ptr(cute.arch.get_dyn_smem(Int8, alignment=16), dtype=Uint32)
         marks = cute.make_layout((MOST_BLOCKS, WORDS), stride=(WORDS, 1))
+        words = cute.make_tensor(base, marks)
         totals = cute.make_tensor(
             cute.recast_ptr(base + MOST_BLOCKS * WORDS, dtype=Int32),
             cute.make_layout((FULL, WARPS), stride=(WARPS, 1)),
         )
-        shared = Shared(cute.make_tensor(base, marks), totals)
-        partials, fulls = Int32(0), Int32(0)
+        numbers = Int32(0), Int32(0)
         for first_tile in cutlass.range(0, sizes.tiles_k, THREADS, unroll=1):
-            self.mark(given, sizes, place, shared.words, first_tile)
+            self.mark(given, sizes, place, words, first_tile)
             key_tile = first_tile + thread
-            kind = self.kind_of(sizes, place, shared.words, key_tile)
+            kind = self.kind_of(sizes, place, words, key_tile, results)
             if cutlass.const_expr(self.cfg.makes == "kinds"):
                 self.write_kind(given, sizes, place, results[0], key_tile, kind)
                 cute.arch.barrier()  # before the marks of the next pass, as `listed` has
             else:
-                self.write_units(sizes, place, shared.words, key_tile, results[4])
-                partials = self.listed(place, totals, key_tile, kind, partials, PARTIAL, results[1])
-                fulls = self.listed(place, totals, key_tile, kind, fulls, FULL, results[3])
+                numbers = self.listed(place, totals, key_tile, kind, numbers, results)
         if cutlass.const_expr(self.cfg.makes == "tiles"):
             if thread == 0:
-                at = place.batch, place.head, place.tile
-                results[0][at] = partials
-                results[2][at] = fulls
+                for i in cutlass.range_constexpr(2):
+                    results[2 * i][place.batch, place.head, place.tile] = numbers[i]
 
     @cute.jit
     def mark(self, given: Given, sizes: Sizes, place: Place, words: cute.Tensor, first_tile: Int32):
@@ -212,23 +211,28 @@ class ListsKernel:
             for row in cutlass.range(place.number, unroll=1):
                 words[row, thread] = Uint32(0)
         cute.arch.barrier()
-        # Warps share the query blocks: one block has all of them, eight have one for each two.
-        warps = maximum(WARPS // place.number, 1)
-        warp = thread // WARP
-        at = warp % warps * WARP + thread % WARP
-        for row in cutlass.range(warp // warps, place.number, WARPS // warps, unroll=1):
-            for i in cutlass.range_constexpr(2):
-                if given.lists > i:
-                    units = Uint32(FULL_UNITS)
-                    if cutlass.const_expr(i == 0):
-                        if sizes.hides != 0:
-                            units = Uint32(PARTIAL_UNITS)
-                    lists = given.counts[i], given.entries[i]
-                    of_row = self.list_of(given, sizes, place, lists, row)
-                    for n in cutlass.range(at, of_row.count, warps * WARP, unroll=1):
-                        entry = Int32(lists[1][(*of_row.at, of_row.begin + n)])
-                        if (entry >= 0) & (entry < sizes.blocks_k):
-                            mark_block(words[row, None], sizes, entry, first_tile, units)
+        # Warps share the query blocks: one block has all of them, three to eight have one or two each.
+        shift = cutlass.select_(place.number == 1, Int32(2), Int32(0))
+        shift = cutlass.select_(place.number == 2, Int32(1), shift)
+        warp, warps = thread // WARP, Int32(1) << shift
+        at = (warp & (warps - 1)) * WARP + thread % WARP
+        partial_units = cutlass.select_(sizes.hides != 0, Uint32(PARTIAL_UNITS), Uint32(FULL_UNITS))
+        for row in cutlass.range(warp >> shift, place.number, WARPS >> shift, unroll=1):
+            partial, full = (
+                self.list_of(given, sizes, place, (given.counts[i], given.entries[i]), row)
+                for i in range(2)
+            )
+            fulls = cutlass.select_(given.lists == 2, full.count, Int32(0))
+            # One loop over both lists, whose entries then come together.
+            for n in cutlass.range(at, partial.count + fulls, warps * WARP, unroll=1):
+                entry, units = Int32(0), Uint32(FULL_UNITS)
+                if n < partial.count:
+                    entry = Int32(given.entries[0][(*partial.at, partial.begin + n)])
+                    units = Uint32(partial_units)
+                else:
+                    entry = Int32(given.entries[1][(*full.at, full.begin + n - partial.count)])
+                if (entry >= 0) & (entry < sizes.blocks_k):
+                    mark_block(words[row, None], sizes, entry, first_tile, units)
         cute.arch.barrier()
 
     @cute.jit
@@ -243,7 +247,7 @@ class ListsKernel:
         exists = (block < counts.shape[2]) & (block < entries.shape[2])
         if given.packed != 0:
             first = Int32(given.first_blocks[place.batch])
-            keys = rows_of(given.keys, given.limit_k, place.batch, sizes.longest_k)
+            keys = rows_of(given.keys, given.limit_k, place.batch, sizes.keys)
             each = (keys + sizes.kv_block - 1) // sizes.kv_block
             begin = first * each
             if given.begins != 0:
@@ -254,37 +258,34 @@ class ListsKernel:
             exists = Int32(counts.shape[2]) > 0
         count = Int32(0)
         if exists:
-            count = minimum(Int32(counts[(*of_counts, in_counts)]), room)
+            count = maximum(minimum(Int32(counts[(*of_counts, in_counts)]), room), 0)
         return OfRow(count, (batch, head, in_entries), begin)
 
     @cute.jit
-    def kind_of(self, sizes: Sizes, place: Place, words: cute.Tensor, key_tile: Int32) -> Int32:
-        """Of a tile of keys, from the units of all query blocks. Units of no block do not count."""
-        inside = key_tile % THREADS
-        units = minimum(
-            sizes.blocks_k * (sizes.kv_block // UNIT) - key_tile * UNITS_OF_TILE, UNITS_OF_TILE
-        )
+    def kind_of(
+        self, sizes: Sizes, place: Place, words: cute.Tensor, key_tile: Int32, results: tuple
+    ) -> Int32:
+        """Of a tile of keys, from the units of all query blocks, which are written. Units of no block do not count."""
+        thread, _, _ = cute.arch.thread_idx()
+        units = minimum(sizes.blocks_k * sizes.units - key_tile * UNITS_OF_TILE, UNITS_OF_TILE)
         full = Uint32(FULL_UNITS & 0xFFFF) & ((Uint32(1) << Uint32(2 * maximum(units, 0))) - 1)
         some, rest = Uint32(0), Uint32(0)
         for row in cutlass.range(place.number, unroll=1):
-            found = units_of(words, row, inside)
+            found = (words[row, thread >> 1] >> Uint32((thread & 1) * 2 * UNITS_OF_TILE)) & 0xFFFF
             some, rest = some | found, rest | (full & ~found)
+            if cutlass.const_expr(self.cfg.makes == "tiles"):
+                if key_tile < sizes.tiles_k:
+                    self.write_units(sizes, place, row, key_tile, found, results[4])
         kind = cutlass.select_(rest == 0, Int32(FULL), Int32(PARTIAL))
         return cutlass.select_((some != 0) & (key_tile < sizes.tiles_k), kind, Int32(0))
 
     @cute.jit
     def write_kind(
-        self,
-        given: Given,
-        sizes: Sizes,
-        place: Place,
-        kinds: cute.Tensor,
-        key_tile: Int32,
-        kind: Int32,
-    ):
+        self, given: Given, sizes: Sizes, place: Place, kinds: cute.Tensor, key_tile: Int32, kind: Int32
+    ):  # fmt: skip
         """Of a pair of tiles, which both sides of the sequence have."""
-        queries = rows_of(given.queries, given.limit_q, place.batch, sizes.longest_q)
-        keys = rows_of(given.keys, given.limit_k, place.batch, sizes.longest_k)
+        queries = rows_of(given.queries, given.limit_q, place.batch, sizes.queries)
+        keys = rows_of(given.keys, given.limit_k, place.batch, sizes.keys)
         exists = (place.tile * sizes.tile_q < queries) & (key_tile * TILE < keys)
         if key_tile < sizes.tiles_k:
             at = place.batch, place.head, place.tile, key_tile
@@ -292,44 +293,43 @@ class ListsKernel:
 
     @cute.jit
     def write_units(
-        self, sizes: Sizes, place: Place, words: cute.Tensor, key_tile: Int32, kinds: cute.Tensor
-    ):
-        """Of the query blocks that begin in the tile of queries. A unit that is in both lists is full."""
-        if key_tile < sizes.tiles_k:
-            for row in cutlass.range(place.number, unroll=1):
-                block = place.first + row
-                if block * sizes.q_block >= place.tile * sizes.tile_q:
-                    found = units_of(words, row, key_tile % THREADS)
-                    found = found & ~((found & FULL_UNITS) >> 1)
-                    of_block = kinds[place.batch, place.head, block, None].iterator
-                    at = (of_block + key_tile * BYTES).align(BYTES)
-                    word = cute.make_tensor(cute.recast_ptr(at, dtype=Uint16), 1)
-                    word[0] = Uint16(found)
+        self, sizes: Sizes, place: Place, row: Int32, key_tile: Int32, found: Uint32, kinds: cute.Tensor
+    ):  # fmt: skip
+        """Of a query block that begins in the tile of queries. A unit that is in both lists is full."""
+        block = place.first + row
+        if (row > 0) | (block * sizes.q_block.divisor >= place.tile * sizes.tile_q):
+            of_block = kinds[place.batch, place.head, block, None].iterator
+            at = (of_block + key_tile * BYTES).align(BYTES)
+            word = cute.make_tensor(cute.recast_ptr(at, dtype=Uint16), 1)
+            word[0] = Uint16(found & ~((found & FULL_UNITS) >> 1))
 
     @cute.jit
     def listed(
-        self, place: Place, totals: cute.Tensor, key_tile: Int32, kind: Int32, before: Int32,
-        wanted: cutlass.Constexpr, entries: cute.Tensor,
-    ) -> Int32:  # fmt: skip
-        """Write the tiles of a kind behind `before` others; -> how many there are now."""
+        self, place: Place, totals: cute.Tensor, key_tile: Int32, kind: Int32, before: tuple, results: tuple
+    ) -> tuple:  # fmt: skip
+        """Write the tiles of each kind after those before them; -> how many there are now, of each."""
         thread, _, _ = cute.arch.thread_idx()
-        warp, lane, tiles = thread // WARP, thread % WARP, Int32(entries.shape[3])
-        is_kind = kind == wanted
-        found = Uint32(cute.arch.vote_ballot_sync(is_kind))
-        if lane == 0:
-            totals[wanted - 1, warp] = Int32(cute.arch.popc(found))
+        warp = thread // WARP
+        found = [Uint32(cute.arch.vote_ballot_sync(kind == k)) for k in (PARTIAL, FULL)]
+        if thread % WARP == 0:
+            for i in cutlass.range_constexpr(2):
+                totals[i, warp] = Int32(cute.arch.popc(found[i]))
         cute.arch.barrier()
-        at, every = before, before
-        for i in cutlass.range_constexpr(WARPS):
-            of_warp = totals[wanted - 1, i]
-            at = at + cutlass.select_(i < warp, of_warp, Int32(0))
-            every = every + of_warp
-        at = at + Int32(cute.arch.popc(found & cute.arch.lanemask_lt()))
-        if key_tile < tiles:
-            # The others come last, so that every entry is a tile.
-            at = cutlass.select_(is_kind, at, tiles - 1 - (key_tile - at))
-            entries[place.batch, place.head, place.tile, at] = key_tile
-        return every
+        numbers, below = [], cute.arch.lanemask_lt()
+        for i in cutlass.range_constexpr(2):
+            entries = results[2 * i + 1]
+            at, every, tiles = before[i], before[i], Int32(entries.shape[3])
+            for other in cutlass.range_constexpr(WARPS):
+                of_warp = totals[i, other]
+                at = at + cutlass.select_(other < warp, of_warp, Int32(0))
+                every = every + of_warp
+            at = at + Int32(cute.arch.popc(found[i] & below))
+            if key_tile < tiles:
+                # The others come last, so that every entry is a tile.
+                to = cutlass.select_(kind == i + 1, at, tiles - 1 - (key_tile - at))
+                entries[place.batch, place.head, place.tile, to] = key_tile
+            numbers.append(every)
+        return tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -344,19 +344,11 @@ class OfRow:
 @cute.jit
 def mark_block(row: cute.Tensor, sizes: Sizes, block: Int32, first_tile: Int32, units: Uint32):
     """Mark the units of a block of keys that are in the row, which begins with a tile of keys."""
-    each, first = sizes.kv_block // UNIT, first_tile * UNITS_OF_TILE
-    begin = maximum(block * each - first, 0)
-    end = minimum(block * each + each - first, WORDS * UNITS_OF_WORD)
-    for at in cutlass.range(
-        begin // UNITS_OF_WORD, (end + UNITS_OF_WORD - 1) // UNITS_OF_WORD, unroll=1
-    ):
+    first = block * sizes.units - first_tile * UNITS_OF_TILE
+    begin = maximum(first, 0)
+    end = minimum(first + sizes.units, WORDS * UNITS_OF_WORD)
+    for at in cutlass.range(begin >> WORD_BITS, (end + UNITS_OF_WORD - 1) >> WORD_BITS, unroll=1):
         low = maximum(begin - at * UNITS_OF_WORD, 0)
         high = minimum(end - at * UNITS_OF_WORD, UNITS_OF_WORD)
         marks = (units >> Uint32(2 * (UNITS_OF_WORD - (high - low)))) << Uint32(2 * low)
         cute.arch.red(row.iterator + at, marks, op="or", dtype="b32", sem="relaxed", scope="cta")
-
-
-@cute.jit
-def units_of(words: cute.Tensor, row: Int32, inside: Int32) -> Uint32:
-    """Two bits for each unit of a tile of keys, by its place in the words."""
-    return (words[row, inside // 2] >> Uint32(inside % 2 * 2 * UNITS_OF_TILE)) & Uint32(0xFFFF)

@@ -113,6 +113,9 @@ def differentiated(mesh, tensors: dict, options: dict, cut: dict, compiled: bool
         call = given | options | dict(return_lse=True)
         if "aux" in call:
             call["aux_tensors"] = [call.pop("aux")]
+        lists = {n: call.pop(n) for n in cute_fa4.BlockSparseTensors._fields if n in call}
+        if lists:
+            call["block_sparse_tensors"] = cute_fa4.BlockSparseTensors(**lists)
         results = function(**call)
         weights = (torch.randn(x.shape, generator=generator) for x in results)
         of_out, of_lse = ((x * of_name(w, "")).sum() for x, w in zip(results, weights, strict=True))

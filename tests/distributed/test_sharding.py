@@ -335,13 +335,31 @@ AUTOGRAD = {
 }
 
 
+def small_blocks() -> dict:
+    """Two heads with their own lists of blocks of 64 queries and 48 keys."""
+    call = Listed.draw((1, 70, 100), (2, 1), (64, 48), (0.4, 0.8))
+    lists = {n: x for n, x in call.lists()._asdict().items() if isinstance(x, torch.Tensor)}
+    return dict(q=call.q, k=call.k, v=call.v) | lists
+
+
+# Those that have no definition here. With lists, every rank computes all.
+ON_EMULATOR = {
+    "small": AUTOGRAD["small"],
+    "small blocks": (small_blocks, dict(block_size=(64, 48)), [HEADS], ["R R R"]),
+}
+
+
 @pytest.mark.parametrize(
     "name, way",
-    [*((name, "definition") for name in AUTOGRAD), ("dense", "compiled"), ("small", "emulator")],
+    [
+        *((name, "definition") for name in AUTOGRAD),
+        ("dense", "compiled"),
+        *((name, "emulator") for name in ON_EMULATOR),
+    ],
 )
 def test_autograd_gives_the_gradients_of_one_process(pool, name, way):
     """The same bits, except in sums over the ranks. The kernel computes heads and sequences separately."""
-    problem, options, cuts, placements = AUTOGRAD[name]
+    problem, options, cuts, placements = (AUTOGRAD | ON_EMULATOR)[name]
     torch.manual_seed(0)
     arguments = problem(), options, cuts, way
     for result in pool.run(dtensors.differentiated_on_two, arguments, RANKS):

@@ -18,7 +18,7 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import RULES
-from cute_fa4.sm100.latent.dequantized.schedule import STORED
+from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES
 from tests import cases
 from tests.sm100.indexer.variants import VARIANTS as INDEXERS
 
@@ -38,6 +38,7 @@ CAP = dict(score_mod=score_mods.soft_cap(30.0))
 FUNCTIONS = CAP | dict(sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
 SHARED = dict(kv_layout="paged", page_size=16, seqused_k=True, group=4, pack_gqa=True)
+IN_PAGES = STORED_IN_PAGES | dict(head_dim=512)  # rows of 584 bytes
 LATENT = dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, latent=True, pack_gqa=True)
 
 
@@ -147,6 +148,8 @@ CASES = {
     ),
     "rows of 656 bytes in pairs": ("mla_widenpair", latent(128, 64) | STORED, False),
     "rows of 656 bytes in pairs, gathered": ("mla_widenpair", latent(128, 5) | STORED, False),
+    "rows of 584 bytes": ("mla_widen", latent(32, 1, rows=32) | IN_PAGES, False),
+    "rows of 584 bytes, shared keys": ("mla_widen", latent(32, 1, rows=32) | IN_PAGES, True),
 }  # fmt: skip
 # Bytes a thread that ptxas still spills, outside of the loops over key tiles by the SASS of sm_100a: addresses of
 # partial results and of rows, which softmax reads once a work tile. The 152 registers of softmax are the most
@@ -157,6 +160,12 @@ SPILLS = {
     "latent rows of 16 heads": (8, "mla_decode", latent(16, 64, rows=64), False),
     # Here correction spills.
     "one query tile, scales of tokens, functions": (8, "mha1q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, False),
+}  # fmt: skip
+# The same in these loops, with the number of accesses: 56 registers of a dequantizing thread hold the scales and page
+# table entries of its next key of K and of V, too. Without entries ahead a turn would wait for memory.
+SPILLS_IN_LOOPS = {
+    "rows of 584 bytes in pairs": (40, 13, "mla_widenpair", latent(128, 1) | IN_PAGES, False),
+    "rows of 584 bytes in pairs, shared keys": (40, 13, "mla_widenpair", latent(128, 1) | IN_PAGES, True),
 }  # fmt: skip
 # In the last, the load warp has its own address.
 QUICK = (
@@ -240,6 +249,15 @@ def test_what_is_spilled_is_not_read_in_a_loop_over_key_tiles(name, tmp_path):
     cubin = compile_artifacts(config_of(*case, cases.ARCHS[0])).cubin
     assert nvdisasm.resources(cubin).stack_bytes <= most
     assert not in_loops_over_key_tiles(cubin, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", SPILLS_IN_LOOPS)
+def test_a_loop_over_key_tiles_reads_no_more_than_is_known(name, tmp_path):
+    most, accesses, *case = SPILLS_IN_LOOPS[name]
+    cubin = compile_artifacts(config_of(*case, cases.ARCHS[0])).cubin
+    assert nvdisasm.resources(cubin).stack_bytes <= most
+    assert len(in_loops_over_key_tiles(cubin, tmp_path)) <= accesses
 
 
 def test_every_rule_is_among_them():

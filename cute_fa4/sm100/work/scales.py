@@ -28,6 +28,7 @@ from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
 
 SCALES_OF_WORD = 4
+NO_PAGE = -1
 
 
 def of_scores(cfg, args, work, place: Row | None = None):
@@ -106,14 +107,18 @@ def of_key(cfg, args, work, key, exists=True) -> tuple:
     return tuple(_number_of(x, (*place, work.tile.kv_head), exists) for x in tensors)
 
 
-def page_of_key(cfg, args, work, key, exists=True):
-    """The entry of the page table for a key, -1 if there is none beyond the sequence; None where keys are not paged."""
+def page_of_key(cfg, args, work, key, exists=True, otherwise=NO_PAGE):
+    """The entry of the page table for a key, `otherwise` if there is none beyond the sequence, or unless `exists`.
+
+    None where keys are not paged.
+    """
     if cfg.kv_layout != "paged":
         return None
     of = work.sequence
     row, in_cache = key + of.k_first_row, args.lengths.cache_row(of.batch)
     column, _ = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
-    return _entry_of_table(args.page_table, in_cache, column, exists & (key < of.num_keys))
+    exists = exists & (key < of.num_keys)
+    return _entry_of_table(args.page_table, in_cache, column, exists, otherwise)
 
 
 def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
@@ -175,10 +180,16 @@ def place_of_key(cfg, args, work, key, exists) -> tuple:
     return (page, inside), exists & (page >= 0) & (page < args.num_pages)
 
 
+def _entry_of_table(table, row, page, exists, otherwise=NO_PAGE) -> Int32:
+    """An entry of the page table, `otherwise` if there is no key."""
+    return _entry(table, row, page, exists, Int32(otherwise))
+
+
 @cute.jit
-def _entry_of_table(table: cute.Tensor, row: Int32, page: Int32, exists: cutlass.Boolean) -> Int32:
-    """An entry of the page table, -1 if there is no key."""
-    found = Int32(-1)
+def _entry(
+    table: cute.Tensor, row: Int32, page: Int32, exists: cutlass.Boolean, otherwise: Int32
+) -> Int32:
+    found = otherwise
     if exists:
         found = table[row, page]
     return found

@@ -43,19 +43,27 @@ def begin(cfg, args, work, key) -> Ahead | None:
         return None
     first = work.tiles.first
     entry = scales.page_of_key(cfg, args, work, *_of_tile(cfg, work, key, first))
-    return _read(cfg, args, work, key, first, entry)
+    return _read(cfg, args, work, key, first, Ahead((Int32(0),) * WORDS, entry))
 
 
-def read(cfg, args, work, key, n, before: Ahead | None) -> Ahead | None:
-    """Those in key tile n, 0 from the end of the work tile on. before: of the key tile before."""
-    return None if before is None else _read(cfg, args, work, key, n, before.entry)
+def read(cfg, args, work, key, n, before: Ahead | None, moves=True) -> Ahead | None:
+    """Those in key tile n, 0 from the end of the work tile on.
+
+    before: of the key tile before, the result unless `moves`
+    No selection depends on what is loaded: it would wait for it.
+    """
+    return None if before is None else _read(cfg, args, work, key, n, before, moves)
 
 
-def _read(cfg, args, work, key, n, entry) -> Ahead:
+def _read(cfg, args, work, key, n, before: Ahead, moves=True) -> Ahead:
     at, exists = _of_tile(cfg, work, key, n)
+    entry = before.entry
     exists = exists & (at < work.sequence.num_keys) & (entry >= 0) & (entry < args.num_pages)
-    words = _words_of(args.descales[-1], entry, Boolean(exists))
-    return Ahead(words, scales.page_of_key(cfg, args, work, *_of_tile(cfg, work, key, n + 1)))
+    otherwise = tuple(choose(moves, 0, word) for word in before.words)
+    words = _words_of(args.descales[-1], entry, Boolean(exists & moves), otherwise)
+    following, exists = _of_tile(cfg, work, key, n + 1)
+    none = choose(moves, scales.NO_PAGE, entry)
+    return Ahead(words, scales.page_of_key(cfg, args, work, following, exists & moves, none))
 
 
 def _of_tile(cfg, work, key, n) -> tuple:
@@ -65,9 +73,9 @@ def _of_tile(cfg, work, key, n) -> tuple:
 
 
 @cute.jit
-def _words_of(tensor: cute.Tensor, entry: Int32, exists: Boolean) -> tuple:
+def _words_of(tensor: cute.Tensor, entry: Int32, exists: Boolean, otherwise: tuple) -> tuple:
     """The scales of a row; tensor: (pages, rows of a page, 2) Int32, pages as far apart as those of the rows."""
-    found = (Int32(0),) * WORDS
+    found = otherwise
     if exists:
         # The distance between pages, in rows. One page has none, whatever its stride is.
         rows = choose(tensor.shape[0] == 1, NO_PAGES, Int32(tensor.stride[0]) // WORDS_OF_ROW)
@@ -76,10 +84,11 @@ def _words_of(tensor: cute.Tensor, entry: Int32, exists: Boolean) -> tuple:
     return found
 
 
-def chosen(first, one: Ahead, other: Ahead) -> Ahead:
-    """`one` if first, else the other."""
-    words = tuple(choose(first, a, b) for a, b in zip(one.words, other.words, strict=True))
-    return Ahead(words, choose(first, one.entry, other.entry))
+def words_of(first, one: Ahead | None, other: Ahead | None) -> tuple | None:
+    """The words of `one` if first, else of the other; None: there are none."""
+    if one is None:
+        return None
+    return tuple(choose(first, a, b) for a, b in zip(one.words, other.words, strict=True))
 
 
 def of_slab(words: tuple, slab: int, half) -> Float32:

@@ -31,7 +31,7 @@ from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
 from ..dequantized import blocks
-from ..dequantized.blocks import BLOCKS_OF_SLAB, chosen, of_byte
+from ..dequantized.blocks import BLOCKS_OF_SLAB, of_byte
 from ..dequantized.dequantize import ROPE_HALF, dequantized
 from ..dequantized.tiles import WIDE_BYTES
 from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
@@ -172,12 +172,12 @@ def last_unit(
     stored, address: of its slots in both rings
     """
     if second & (place.half == 1):
-        tile, words = cfg.tiles.k_tile, []
-        for column in cutlass.range_constexpr(0, SPAN_BYTES, PIECE_BYTES):
-            words += load_piece(stored + cfg.tiles.stored_tile.offset(place.key, column))
-        for piece in cutlass.range_constexpr(len(words) // WORDS):
-            at = tile.chunk_bytes + tile.offset(place.key, piece * PIECE_BYTES // WIDE_BYTES)
-            store_piece(address + at, words[WORDS * piece : WORDS * (piece + 1)])
+        tile = cfg.tiles.k_tile
+        for piece in cutlass.range_constexpr(SPAN_BYTES // PIECE_BYTES):
+            column = piece * PIECE_BYTES
+            words = load_piece(stored + cfg.tiles.stored_tile.offset(place.key, column))
+            at = tile.chunk_bytes + tile.offset(place.key, column // WIDE_BYTES)
+            store_piece(address + at, words)
     elif second:
         line, words = stored + cfg.tiles.lines_at + place.key * cfg.tiles.row.line_bytes, []
         for column in cutlass.range_constexpr(0, HALF, PIECE_BYTES):
@@ -253,25 +253,20 @@ def run(
         of_k = blocks.begin(cfg, args, work, own_k)
         of_v = blocks.begin(cfg, args, work, own_v)
         for n in cutlass.range(count, unroll=1):
-            following = blocks.read(cfg, args, work, own_k, first + n + 1, of_k)
             turns = 1 + choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
             for turn in cutlass.range(turns, unroll=1):  # K, then V of turns - 1 key tiles
-                second = choose(turn == 0, place.group, rank) != 0
-                of_blocks = None
-                if cutlass.const_expr(of_k is not None):
-                    of_blocks = chosen(turn == 0, of_k, of_v).words
+                is_k = turn == 0
+                second = choose(is_k, place.group, rank) != 0
+                of_blocks = blocks.words_of(is_k, of_k, of_v)
+                m = n + turn - choose(n > 0, 1, 0)  # V of the key tile after that of this turn
+                of_k = blocks.read(cfg, args, work, own_k, first + n + 1, of_k, is_k)
+                of_v = blocks.read(cfg, args, work, own_v, first + m, of_v, turn != 0)
                 at = two_units(cfg, smem, rings, at, place, second, of_blocks)
-                if cutlass.const_expr(of_v is not None):
-                    # V of the tile after that of this turn; nothing is read in the turn of K.
-                    m = choose(turn == 0, count, n + turn - choose(n > 0, 1, 0))
-                    of_next = blocks.read(cfg, args, work, own_v, first + m, of_v)
-                    of_v = chosen(turn == 0, of_v, of_next)
                 if cutlass.const_expr(cfg.tiles.row.dequantizes_rope):
                     if turn == 0:
                         rotary_columns(cfg, smem, rings, at.rope, place)
                     phase = at.rope.phase ^ choose(turn == 0, 1, 0)
                     at = replace(at, rope=Slot(at.rope.index, phase))
-            of_k = following
         number = number + 1
         work = queue.next(cfg, args, number)
     rings.drain(at)

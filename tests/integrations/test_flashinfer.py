@@ -205,10 +205,10 @@ def by_decode(batch: Batch, layout: str = "HND", **options):
         (len(k), 2, *k.shape[1:]), (k.stride(0), v.storage_offset(), *k.stride()[1:])
     )
     (queries,) = set(batch.queries)
+    where = dict(block_tables=stored["page_table"], seq_lens=stored["seqused_k"])
     return quiet(
-        flashinfer.trtllm_batch_decode_with_kv_cache, tokens(batch), cache, SCRATCH, stored["page_table"],
-        stored["seqused_k"], max(batch.keys),
-        **dict(bmm1_scale=64**-0.5, return_lse=True, q_len_per_req=queries, kv_layout=layout) | options,
+        flashinfer.trtllm_batch_decode_with_kv_cache, tokens(batch), cache, SCRATCH, max_seq_len=max(batch.keys),
+        **where | dict(bmm1_scale=64**-0.5, return_lse=True, q_len_per_req=queries, kv_layout=layout) | options,
     )  # fmt: skip
 
 
@@ -386,7 +386,7 @@ NO = NotImplementedError
 REFUSED = {
     "FP4": (by_decode, STEP, dict(kv_cache_sf=(1, 1)), NO, "kv_cache_sf: (1, 1); accepted: None"),
     "FP4 out": (by_context, MIXED, dict(out_dtype="nvfp4"), NO, "out_dtype: 'nvfp4'; accepted"),
-    "sparse pages": (by_decode, STEP, dict(enable_block_sparse_attention=True), NO, "enable_block_sparse_attention: T"),
+    "sparse pages": (by_decode, STEP, dict(enable_block_sparse_attention=True), ValueError, "block_tables: shape (3,"),
     "two tables": (
         by_context, MIXED, dict(uses_shared_paged_kv_idx=False), NO,
         "uses_shared_paged_kv_idx: False; accepted: True; use one table for K and V: views of a pool",

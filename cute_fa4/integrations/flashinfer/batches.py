@@ -6,6 +6,7 @@ from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.callers_names import asked
+from cute_fa4.integrations.flashinfer import tables_of_heads
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
     base_2,
@@ -73,6 +74,9 @@ def trtllm_batch_decode_with_kv_cache(
     kv_cache         a pair of (num_pages, heads_kv, page_size, head_dim), or one tensor (num_pages, 2, ...);
                      kv_layout="NHD": (num_pages, page_size, heads_kv, head_dim)
     block_tables     (batch, pages) int32; seq_lens (batch,) int32, including the tokens of query
+    enable_block_sparse_attention   True: these are of each key-value head, (heads_kv, batch, pages) and (heads_kv,
+                     batch): the pages that the head selects, and how many keys they hold. One token of a request,
+                     pages in HND, no window, no sinks, no buffer for lse
     bmm1_scale       scale of q k^T; bmm2_scale of out: numbers, or one float32 on the device over an 8-bit cache
     bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), instead of bmm1_scale
     window_left      number of visible keys before a token's own; -1: all
@@ -80,14 +84,13 @@ def trtllm_batch_decode_with_kv_cache(
     sinks            (heads,), or a list of one such tensor
     lse              (tokens, heads) float32, base 2; output buffer, returned with return_lse
 
-    Returns out, or (out, lse). NotImplementedError for FP4, a mask of drafted tokens, sparse pages, separate tables of
+    Returns out, or (out, lse). NotImplementedError for FP4, a mask of drafted tokens, separate tables of
     keys and values, and skipped softmax; otherwise the errors of cute_fa4.flash_attn_varlen_func.
     """
     check_neutral(
         o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, backend=backend, mask=mask, kv_cache_sf=kv_cache_sf,
         skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer,
-        enable_block_sparse_attention=enable_block_sparse_attention,
         bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode, enable_pdl=enable_pdl,
     )  # fmt: skip
     check_no_scale_of_out(o_scale, "bmm2_scale")
@@ -103,10 +106,36 @@ def trtllm_batch_decode_with_kv_cache(
     elif q_len_per_req is None:
         raise ValueError("cum_seq_lens_q: None with q_len_per_req=None; accepted: one of them")
     options = where | {"window_size": window_of(window_left, 0)}
+    if enable_block_sparse_attention:
+        check_layout(kv_layout)
+        check_neutral_of_heads(
+            sinks=(sinks, None), q_len_per_req=(q_len_per_req, 1), window_left=(window_left, -1), lse=(lse, None),
+            kv_layout=(kv_layout, "HND"),
+        )  # fmt: skip
+        caches = caches_of("kv_cache", kv_cache)
+        heads = caches[0].shape[1]
+        query, kv_cache, block_tables, seq_lens = tables_of_heads.folded(
+            query, caches, block_tables, seq_lens
+        )
+        out = tables_of_heads.by_heads(out, heads)
     given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
-    return _attend(
+    results = _attend(
         given, (bmm1_scale, bmm2_scale), sinks, (out, out_dtype), (lse, return_lse), q_len_per_req, options
     )  # fmt: skip
+    if not enable_block_sparse_attention:
+        return results
+    if return_lse:
+        return tuple(tables_of_heads.of_tokens(x, heads) for x in results)
+    return tables_of_heads.of_tokens(results, heads)
+
+
+def check_neutral_of_heads(**given) -> None:
+    """What does not go with page tables of each key-value head, by name. given: (value, what is accepted)."""
+    for name, (value, accepted) in given.items():
+        if type(value) is not type(accepted) or value != accepted:
+            raise NotImplementedError(
+                f"{name}: {shown(value)} with enable_block_sparse_attention; accepted: {accepted!r}"
+            )
 
 
 def trtllm_batch_context_with_kv_cache(

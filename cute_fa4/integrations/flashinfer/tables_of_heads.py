@@ -1,0 +1,63 @@
+"""Page tables of each key-value head (sparse decode): heads become requests of one head, over the same memory.
+
+    block_tables (heads_kv, batch, pages), seq_lens (heads_kv, batch)    request b, head h -> request b * heads_kv + h
+    page p of head h begins p * page stride + h * head stride            page p * ratio + h of a view with one head
+
+ratio is the page stride over the head stride. Nothing of the cache is copied. Pages are (heads_kv, page_size, depth):
+with heads inside of rows, such pages would begin between rows, where the kernels load none.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.calls.operands.tensors import check_is_tensor
+
+
+def folded(query, caches: tuple, table, lengths) -> tuple:
+    """-> (query, (k, v), table, lengths) of requests of one key-value head each. ValueError by the callers' names."""
+    for name, tensor in (("block_tables", table), ("seq_lens", lengths)):
+        check_is_tensor(name, tensor)
+    heads, (tokens, heads_q, _) = caches[0].shape[1], query.shape
+    if heads_q % heads:
+        raise ValueError(f"query: {heads_q} heads over {heads} of keys; accepted: a multiple")
+    for name, tensor, rank in (("block_tables", table, 3), ("seq_lens", lengths, 2)):
+        if tensor.dim() != rank or tuple(tensor.shape[:2]) != (heads, tokens):
+            raise ValueError(
+                f"{name}: shape {tuple(tensor.shape)} with enable_block_sparse_attention; accepted: "
+                f"({heads}, {tokens}{', pages' * (rank == 3)}), key-value heads and tokens of query"
+            )
+    (k, ratio), (v, of_v) = (_of_one_head(x, heads) for x in caches)
+    if ratio != of_v:
+        raise ValueError(
+            f"kv_cache: pages of K lie {ratio} head strides apart, of V {of_v}; accepted: one layout for both"
+        )
+    head = torch.arange(heads, dtype=table.dtype, device=table.device)
+    places = table.transpose(0, 1) * ratio + head[None, :, None]
+    return by_heads(query, heads), (k, v), places.flatten(0, 1), lengths.t().flatten()
+
+
+def by_heads(x, heads: int):
+    """(tokens, heads of q, ...) -> (tokens * heads, heads of a group, ...); a view of a contiguous tensor."""
+    return None if x is None else x.unflatten(1, (heads, -1)).flatten(0, 1)
+
+
+def of_tokens(x, heads: int):
+    """The inverse."""
+    return x.unflatten(0, (-1, heads)).flatten(1, 2)
+
+
+def _of_one_head(cache, heads: int) -> tuple[torch.Tensor, int]:
+    """-> (pages of one head, page stride over head stride)."""
+    if heads == 1:
+        return cache, 1
+    apart = cache.stride(1)
+    ratio, rest = divmod(cache.stride(0), apart)
+    if rest or ratio < heads:
+        raise ValueError(
+            f"kv_cache: strides {cache.stride()} with enable_block_sparse_attention; accepted: a page stride that is "
+            "a multiple of the head stride, and spans all heads"
+        )
+    sizes, strides = list(cache.shape), list(cache.stride())
+    sizes[0], sizes[1], strides[0] = (len(cache) - 1) * ratio + heads, 1, apart
+    return cache.as_strided(sizes, strides, cache.storage_offset()), ratio

@@ -11,6 +11,7 @@ import torch
 from cute_fa4.calls.indexer import Dense, Paged, TopK
 from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import refuse_tangents
+from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import in_numbers
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.registration import arguments_of, defined
@@ -54,6 +55,7 @@ def _define(name: str, kind: type, arguments: str) -> torch.library.Library:
 
     def below_autograd(keyset, *args, **kwargs):
         """Refuse derivatives: none is supported, and a missing one would silently be zeros."""
+        sharding.register_rules()
         given = call_of(args, kwargs)._asdict()
         tensors = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
         in_graph(check_no_gradient, tensors=tensors)
@@ -66,3 +68,23 @@ def _define(name: str, kind: type, arguments: str) -> torch.library.Library:
 
 
 _libraries = [_define(name, *row) for name, row in _SCHEMAS.items()]
+
+
+def _by_rows(*names: str):
+    """Rows of queries are independent: a rank computes those that it has. names: first the one like the result."""
+
+    def cuts(call: dict) -> dict:
+        q = call.get("q")
+        if q is not None and q.dim() == 4 and q.shape[0] % q.device_mesh.size():
+            return sharding.cuts_of_nothing(call)  # the rows of weights would be cut elsewhere
+        return dict.fromkeys((*names, "-> "), {"batch": 0})
+
+    return cuts
+
+
+for _name, _rows in {
+    "mqa_logits": ("weights", "q", "starts", "ends"),
+    "paged_mqa_logits": ("weights", "q", "lengths", "table"),
+    "topk_indices": ("logits", "starts", "ends"),
+}.items():
+    sharding.add_rule(getattr(torch.ops.cute_fa4, _name).default, _by_rows(*_rows))

@@ -14,6 +14,7 @@ from tests.attention.listed import Listed
 from tests.distributed import dtensors
 from tests.distributed.pool import Failed
 from tests.operators import problems
+from tests.sm100.indexer import problems as of_keys
 
 RANKS = 2
 Q, LENGTHS, LSE = {"batch": 0, "heads": 2, "rows": 1}, {"batch": 0}, "-> lse"
@@ -50,6 +51,28 @@ def small_lists() -> dict:
         longest_q=140, longest_k=200, batch=1, hides=True, lengths_k=None
     )
     return {n: x for n, x in given.items() if n in names_of_tiles() and x is not None}
+
+
+def of_indexer() -> dict:
+    """Five queries, of which a rank has three and the other two."""
+    drawn = of_keys.draw(8, 5, [40])
+    starts, ends = problems.int32(0, 1, 2, 3, 4), problems.int32(40, 30, 20, 10, 5)
+    rows = dict(q=drawn.q[0], k=drawn.keys[0], k_scale=drawn.scales[0], weights=drawn.weights[0])
+    return rows | dict(starts=starts, ends=ends, clean=True)
+
+
+def of_pages_of_keys(lengths: tuple = (70, 3)) -> dict:
+    """Two queries of each sequence."""
+    drawn = of_keys.draw(8, 2, list(lengths))
+    cache, table = of_keys.cache_of(drawn, 64)
+    rows = dict(q=drawn.q, cache=cache, weights=drawn.weights.flatten(0, 1), table=table)
+    return rows | dict(lengths=problems.int32(*lengths), width=70, clean=True)
+
+
+def of_logits() -> dict:
+    return dict(logits=torch.randn(5, 40), k=7) | dict.fromkeys(
+        ("starts", "ends"), torch.arange(5).int() + 9
+    )
 
 
 def names_of_tiles() -> list[str]:
@@ -124,6 +147,7 @@ def by_sequence(score, batch, head, q_idx, kv_idx, aux):
 
 WITH_OUT = {"q": Q, "out": Q}
 OF_CACHES = {"q": Q, "k_cache": Q, "v_cache": Q}
+ROWS = {"batch": 0}
 OF_PARTS = {"outs": {"batch": 1, "heads": 3, "parts": 0}}
 HERE = dict(batch="S(0)", heads="S(2)")
 GROUP = dict(pack_gqa=None)
@@ -208,6 +232,9 @@ CASES = {
         dict.fromkeys(BlockSparseTensors._fields[:4], {"heads": 1}),
         {"heads": "R R R R R"},
     ),
+    "indexer": ("mqa_logits", of_indexer, {}, {"weights": ROWS}, {"batch": "S(0)"}),
+    "indexer over pages": ("paged_mqa_logits", of_pages_of_keys, {}, {"weights": ROWS}, {"batch": "S(0)"}),
+    "top k": ("topk_indices", of_logits, {}, {"logits": ROWS}, {"batch": "S(0)"}),
 }  # fmt: skip
 
 
@@ -254,7 +281,7 @@ def test_ranks_compute_what_one_process_does(pool, case):
     options = {n: x for n, x in call.items() if n not in tensors} | options
     if BACKWARD in name:
         options |= dict(mask="Causal()", softmax_scale=0.125)
-    elif name not in ("merge", "block_tiles"):
+    elif name.startswith("flash_"):
         options |= dict(mask="Causal()", return_lse=True)
     with_out = name.endswith("_out")
     if with_out and BACKWARD not in name:

@@ -15,13 +15,16 @@ from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import ROWS, BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import packaged_call
 from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
 from tests.serving.batches import attention, positions
 
 
 def compiled(config, executor):
     """In the place of compiler.compile_function."""
-    if isinstance(config, BlockListsConfig):  # small, and without a definition of its arguments
+    if isinstance(
+        config, (BlockListsConfig, IndexerConfig, TopKConfig)
+    ):  # small, without a definition
         return compile_function(config, executor)
     runs = {AppendConfig: append, CombineConfig: combine, BackwardConfig: differentiate}
     run = runs.get(type(config), attend)
@@ -88,7 +91,7 @@ def attend(
 
 def differentiate(config, q, k, v, out, lse, dout, dlse, *given):
     """Each sequence separately, of up to 128 queries. Aux tensors: elements that all keys of a query share."""
-    *written, stats, scale, sizes, aux, lengths, lists = given
+    written, stats, scale, sizes, aux, lengths, lists = given
     assert lists is None
     cu_q, cu_k, *used = (None, None) if lengths is None else lengths[2:]
     batch = len(q) if cu_q is None else len(cu_q) - 1

@@ -148,12 +148,22 @@ def test_flashinfer_has_caches_of_three_and_of_four_dimensions(call, expected, d
             decode(call["q"], cache, scratch, **given | wrong)
 
 
+def lengths_of_launches(monkeypatch) -> list:
+    """The lengths of lists with which later calls would launch; they return zeros."""
+    asked = []
+
+    def over_pages(given):
+        asked.append(given["cache_seqlens"])
+        q = given["q"]
+        return q.new_zeros(*q.shape[:3], 512), torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+
+    monkeypatch.setattr(mla, "_over_pages", over_pages)
+    return asked
+
+
 def test_topk_length_cuts_each_list_where_flash_mla_has_it(call, monkeypatch):
     """By position. Entries after this length may hold anything and are not loaded."""
-    asked = []
-    monkeypatch.setattr(
-        mla, "_by_index", lambda q, k_cache, made, *_, **__: asked.append(made["cache_seqlens"])
-    )
+    asked = lengths_of_launches(monkeypatch)
     listed = torch.full((2, 2, 8), 2**30, dtype=torch.int32)
     few, nothing = torch.tensor([3, 2], dtype=torch.int32), (None,) * 3
     rest = None, None, 512, None, None, SCALE, False, False, listed, *nothing
@@ -171,10 +181,7 @@ def test_topk_length_cuts_each_list_where_flash_mla_has_it(call, monkeypatch):
 
 def test_a_list_ends_with_its_last_key(call, monkeypatch):
     """What pads a list is not gathered: -1, or a number beyond the cache; gaps before the last key are."""
-    asked = []
-    monkeypatch.setattr(
-        mla, "_by_index", lambda q, k_cache, made, *_, **__: asked.append(made["cache_seqlens"])
-    )
+    asked = lengths_of_launches(monkeypatch)
     beyond = call["k_cache"].shape[0] * call["k_cache"].shape[1]
     lists = [[0, beyond - 1, -1, -1], [-1] * 4, [-1, 2, -(2**31), beyond], [3, -1, -1, 2**31 - 1]]
     for width in (4, 0):

@@ -37,3 +37,18 @@ def test_what_does_not_go_with_them_is_refused_by_name():
     ):
         with pytest.raises(NotImplementedError, match=f"{text} enable_block_sparse_attention"):
             by_decode(batch, enable_block_sparse_attention=True, **given)
+
+
+def test_out_is_written_or_refused(monkeypatch):
+    """A tensor that is no view of rows of heads would be copied, and the copy written."""
+    monkeypatch.setattr(compile_cache, "function_for", definition.compiled)
+    table, lengths = pages_of(STEP, "HND")["page_table"], pages_of(STEP, "HND")["seqused_k"]
+    given = dict(block_tables=torch.stack([table] * 2), seq_lens=torch.stack([lengths] * 2))
+    given["enable_block_sparse_attention"] = True
+    expected, _ = by_decode(STEP, **given)
+    wide = torch.zeros(*expected.shape[:-1], 2 * expected.shape[-1], dtype=expected.dtype)
+    out = torch.zeros_like(expected)
+    by_decode(STEP, out=out, **given)
+    assert torch.equal(out, expected)
+    with pytest.raises(ValueError, match="out: shape .* with strides .*; accepted: contiguous"):
+        by_decode(STEP, out=wide[..., : expected.shape[-1]], **given)

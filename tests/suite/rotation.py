@@ -1,7 +1,8 @@
 """Expensive tests take turns where the whole suite runs, so that a run takes minutes: each commit runs a part of them.
 
 costs.json              test function -> seconds on a core of a case, for functions that take SECONDS or more together
-pytest --record-costs   writes it: what ran replaces what stood there
+pytest --record-costs   writes it: what ran replaces its old record. The first function that uses a kernel pays for its
+                        compile, so the file has the larger cost of two runs in different orders
 pytest --all-turns      every case, as in a run of single files or with -k, -m or --since
 
 The cases of a function are dealt to as many commits as the function costs multiples of SECONDS, at most MOST. Where it
@@ -102,6 +103,7 @@ class RotationPlugin:
         self.rotates = given["rotates"] if self.is_worker else self._is_whole(config)
         self.records = config.getoption("--record-costs")
         self.seconds, self.ran, self.collected = Counter(), Counter(), Counter()
+        self.skipped: set[str] = set()
 
     @staticmethod
     def _is_whole(config) -> bool:
@@ -131,10 +133,16 @@ class RotationPlugin:
         """In a worker, and without workers: measure the time on a core."""
         begin = cpu_seconds()
         result = yield
-        function = function_of(item.nodeid)
-        self.seconds[function] += cpu_seconds() - begin
-        self.ran[function] += 1
+        if item.nodeid not in self.skipped:  # a skipped case says nothing about the others
+            function = function_of(item.nodeid)
+            self.seconds[function] += cpu_seconds() - begin
+            self.ran[function] += 1
         return result
+
+    def pytest_runtest_logreport(self, report):
+        """During the protocol of the test."""
+        if report.skipped:
+            self.skipped.add(report.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):

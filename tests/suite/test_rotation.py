@@ -13,6 +13,7 @@ from tests.suite import rotation, turns
 
 ROOT = Path(__file__).resolve().parents[2]
 
+SKIPPED = {"test_it.py::test_skipped": 2.0}  # its cost is that of a machine where it runs
 CONFTEST = """
 from pathlib import Path
 
@@ -34,6 +35,9 @@ import pytest
 def test_dear(n): pass
 
 def test_cheap(): pass
+
+@pytest.mark.skip(reason="of the test")
+def test_skipped(): pass
 """
 
 
@@ -43,7 +47,7 @@ def project(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
-    (tmp_path / "costs.json").write_text(json.dumps({"test_it.py::test_dear": 2.0}))
+    (tmp_path / "costs.json").write_text(json.dumps({"test_it.py::test_dear": 2.0} | SKIPPED))
 
     def run(*options):
         done = subprocess.run(
@@ -72,9 +76,9 @@ def test_whoever_chooses_tests_gets_all_their_cases(project, options):
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "with a worker"])
 def test_a_run_of_the_whole_suite_takes_a_part_and_records_it(project, options, tmp_path):
-    """In truth nothing costs two seconds here, so afterwards nothing has to take turns."""
+    """In truth nothing costs two seconds here, so afterwards what ran has not to take turns."""
     assert "2 passed" in project("--record-costs", *options)
-    assert json.loads((tmp_path / "costs.json").read_text()) == {}
+    assert json.loads((tmp_path / "costs.json").read_text()) == SKIPPED
 
 
 def test_costs_count_the_cases_that_a_run_left_out():

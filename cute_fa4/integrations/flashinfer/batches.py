@@ -117,7 +117,7 @@ def trtllm_batch_decode_with_kv_cache(
         query, kv_cache, block_tables, seq_lens = tables_of_heads.folded(
             query, caches, block_tables, seq_lens
         )
-        out = tables_of_heads.by_heads(out, heads)
+        out = tables_of_heads.out_by_heads(out, heads)
     given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
     results = _attend(
         given, (bmm1_scale, bmm2_scale), sinks, (out, out_dtype), (lse, return_lse), q_len_per_req, options

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.operands.tensors import check_is_tensor
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 
 
 def folded(query, caches: tuple, table, lengths) -> tuple:
@@ -37,9 +37,23 @@ def folded(query, caches: tuple, table, lengths) -> tuple:
     return by_heads(query, heads), (k, v), places.flatten(0, 1), lengths.t().flatten()
 
 
-def by_heads(x, heads: int):
-    """(tokens, heads of q, ...) -> (tokens * heads, heads of a group, ...); a view of a contiguous tensor."""
-    return None if x is None else x.unflatten(1, (heads, -1)).flatten(0, 1)
+def by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """(tokens, heads of q, ...) -> (tokens * heads, heads of a group, ...)."""
+    return x.unflatten(1, (heads, -1)).flatten(0, 1)
+
+
+def out_by_heads(out, heads: int):
+    """The same of `out`, as a view: a copy would be written in its place."""
+    if out is None:
+        return None
+    check_is_tensor("out", out)
+    check_rank("out", out, ("tokens", "heads", "head_dim"))
+    if not out.is_contiguous() or out.shape[1] % heads:
+        raise ValueError(
+            f"out: shape {tuple(out.shape)} with strides {out.stride()} and enable_block_sparse_attention; accepted: "
+            f"contiguous, a multiple of {heads} heads"
+        )
+    return by_heads(out, heads)
 
 
 def of_tokens(x, heads: int):

@@ -112,7 +112,7 @@ def cases(
     for number, case in enumerate(every):
         if kept_only and number not in kept:
             continue
-        mark = _mark(area, number in kept, compiled[number], seconds)
+        mark = _mark(area, number in kept, compiled[number], seconds, commits)
         name = "-".join(ids(value) for value in case.values())
         parameters.append(pytest.param(*case.values(), marks=mark, id=name))
     return pytest.mark.parametrize(tuple(options), parameters)
@@ -151,7 +151,9 @@ def choose(
     )
     return [
         pytest.param(
-            thing, marks=_mark(area, n in kept, (str(kernel(thing)),), seconds), id=str(thing)
+            thing,
+            marks=_mark(area, n in kept, (str(kernel(thing)),), seconds, commits),
+            id=str(thing),
         )
         for n, thing in enumerate(things)
         if n in kept or not kept_only
@@ -176,5 +178,5 @@ def sweep_only(area: str, *, seconds: float = 0.1):
     return _mark(area, False, None, seconds)
 
 
-def _mark(area, kept, kernel, seconds):
-    return pytest.mark.sweep(area=area, kept=kept, kernel=kernel, seconds=seconds)
+def _mark(area, kept, kernel, seconds, commits=1):
+    return pytest.mark.sweep(area=area, kept=kept, kernel=kernel, seconds=seconds, commits=commits)

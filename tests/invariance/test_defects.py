@@ -91,7 +91,9 @@ def same_bits(story: Story, first: Piece, second: Piece, options: dict) -> bool:
         pytest.param(
             *(defect, case),
             id=defect.__name__,
-            marks=() if turns.taken(number, 3) else pytest.mark.sweep,
+            marks=turns.mark(
+                "defects", turns.taken(number, turns.OF_CASES), commits=turns.OF_CASES
+            ),
         )
         for number, (defect, *case) in enumerate(DEFECTS)
     ],

@@ -10,6 +10,8 @@ Processes that tests start (examples, pages of the documentation) count in their
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import os
 import re
 import resource
 import sys
@@ -60,9 +62,26 @@ def peak_bytes() -> int:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process, of its finished children, and of the scripts that another process forks for it."""
+    """CPU time of this process, of its finished children, of ranks, and of the scripts that another process forks."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used) + scripts.cpu_seconds
+    of_children = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    return of_children + scripts.cpu_seconds + _seconds_of_ranks()
+
+
+_of_ranks: dict[int, float] = {}  # process -> its CPU time when it was last seen
+
+
+def _seconds_of_ranks() -> float:
+    """CPU time of processes that a server forked (multiprocessing's forkserver), which are not this one's children."""
+    for rank in multiprocessing.active_children():
+        try:
+            fields = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # no /proc, or it has just ended
+            continue
+        parent, user, system = (int(fields[place]) for place in (1, 11, 12))
+        if rank.pid is not None and parent != os.getpid():
+            _of_ranks[rank.pid] = (user + system) / os.sysconf("SC_CLK_TCK")
+    return sum(_of_ranks.values())
 
 
 class Timed:

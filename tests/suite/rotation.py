@@ -6,7 +6,9 @@ pytest --record-costs   writes it: what ran replaces its old record. The first f
 pytest --all-turns      every case, as in a run of single files or with -k, -m or --since
 
 The cases of a function are dealt to as many commits as the function costs multiples of SECONDS, at most MOST. Where it
-has fewer cases than that, some commits run none of it. A function that is not in the file runs in every commit.
+has fewer cases than that, some commits run none of it. A function that is not in the file runs in every commit. Lists
+that were dealt before (by_turns, quick_or_sweep, pairwise) are dealt to fewer commits here, so that MOST successive
+commits run every case.
 """
 
 from __future__ import annotations
@@ -21,14 +23,13 @@ import pytest
 
 from tests.suite import turns
 from tests.suite.costs import cpu_seconds
+from tests.suite.sweep import Part
 
 FILE = Path(__file__).with_name("costs.json")
-SECONDS = 2.0
+SECONDS = 1.0
 """What every commit may spend on a function."""
-MOST = 6
+MOST = 12
 """Commits that share a function, at most."""
-DEALT = 12
-"""A multiple of every number of commits to which lists are dealt before (by_turns, quick_or_sweep, pairwise)."""
 
 
 def function_of(nodeid: str) -> str:
@@ -41,30 +42,32 @@ def function_of(nodeid: str) -> str:
     return f"{file}::{name.partition('[')[0]}"
 
 
-def commits_for(seconds: float) -> int:
+def commits_for(seconds: float, dealt: int = 1) -> int:
     """How many commits share a function that takes so many seconds on a core.
 
-    >>> [commits_for(seconds) for seconds in (0.5, 2.0, 2.1, 7.0, 300.0)]
-    [1, 1, 2, 4, 6]
+    >>> [commits_for(seconds) for seconds in (0.5, 1.0, 2.1, 7.0, 300.0)]
+    [1, 1, 3, 7, 12]
+
+    dealt: commits that share its list already.
+
+    >>> [commits_for(300.0, dealt) for dealt in (1, 3, 12)]
+    [12, 4, 1]
     """
-    return min(MOST, max(1, math.ceil(seconds / SECONDS)))
+    return min(MOST // dealt, max(1, math.ceil(seconds / SECONDS)))
 
 
-def part_of(nodeids: list[str], costs: dict[str, float]) -> set[str]:
-    """Those that this run takes.
-
-    Some lists have dealt their cases to 3 or 12 commits before. The part moves on by one with each commit, and by one
-    more after DEALT: else a case whose turn comes at every twelfth commit could meet the same part each time.
-    """
-    by_function = defaultdict(list)
-    for nodeid in nodeids:
-        by_function[function_of(nodeid)].append(nodeid)
+def part_of(cases: dict[str, int], costs: dict[str, float]) -> set[str]:
+    """The cases that this run takes. cases: node ID -> commits that share the list of the case already."""
+    lists = defaultdict(list)
+    for nodeid, dealt in cases.items():
+        lists[function_of(nodeid), dealt].append(nodeid)
     taken = set()
-    for function, cases in by_function.items():
-        commits = commits_for(costs.get(function, 0.0) * len(cases))
+    for (function, dealt), nodeids in lists.items():
+        commits = commits_for(costs.get(function, 0.0) * len(nodeids), dealt)
         # Functions begin at different turns: else one commit would run all those of a single case.
-        first = zlib.crc32(function.encode()) + turns.turn() + turns.turn() // DEALT
-        taken.update(case for number, case in enumerate(cases, first) if number % commits == 0)
+        # A case of a list that was dealt before is here at every dealt-th commit.
+        first = zlib.crc32(function.encode()) + turns.turn() // dealt
+        taken.update(each for number, each in enumerate(nodeids, first) if number % commits == 0)
     return taken
 
 
@@ -122,7 +125,9 @@ class RotationPlugin:
         self.collected = Counter(function_of(item.nodeid) for item in items)
         if not self.rotates:
             return
-        taken = part_of([item.nodeid for item in items], recorded())
+        parts = {item.nodeid: Part.of(item) for item in items}
+        dealt = {nodeid: part.commits if part else 1 for nodeid, part in parts.items()}
+        taken = part_of(dealt, recorded())
         left_out = [item for item in items if item.nodeid not in taken]
         if left_out:
             config.hook.pytest_deselected(items=left_out)

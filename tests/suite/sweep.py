@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ class Part:
     kept: bool
     kernel: tuple | None
     seconds: float
+    commits: int  # that share the list of its cases
 
     @classmethod
     def of(cls, item) -> Part | None:
@@ -43,8 +44,8 @@ class Part:
         mark = item.get_closest_marker("sweep")
         if mark is None:
             return None
-        values = {"area": "other", "kept": False, "kernel": None, "seconds": 0.1, **mark.kwargs}
-        return cls(**values)
+        without = cls("other", kept=False, kernel=None, seconds=0.1, commits=1)
+        return replace(without, **mark.kwargs)
 
 
 def add_options(parser) -> None:

@@ -1,9 +1,13 @@
 """The report at the end of a run: sums, and a run that took too much memory fails."""
 
+import multiprocessing
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from tests.suite import costs
 from tests.suite.costs import Costs, Timed, report_lines
@@ -60,3 +64,37 @@ def test_a_call_inside_of_another_one_counts_once(monkeypatch):
     inner = timed(lambda: None)
     timed(lambda: inner())()
     assert (mine.compile_seconds, mine.compiles) == (2, 1)  # from tick 0 to 2; inner begins at 1
+
+
+def _compute(seconds):
+    """Use a core for so long, by the clock of the process."""
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_the_time_of_a_process_counts_once_while_it_runs_and_after_its_end(method):
+    """0.5 s: 50 ticks of the kernel's clock, beside which starting a process is little."""
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,))
+    begin = costs.cpu_seconds()
+    process.start()
+    ours.send(0.5)
+    ours.recv()
+    running = costs.cpu_seconds() - begin
+    ours.send(None)
+    process.join()
+    ended = costs.cpu_seconds() - begin
+    assert ended >= 0.45
+    assert (running >= 0.45) == (
+        method == "forkserver"
+    )  # a child's time is known when it has ended
+
+
+def _serve(pipe):
+    while (seconds := pipe.recv()) is not None:
+        _compute(seconds)
+        pipe.send(None)

@@ -43,11 +43,11 @@ def test_skipped(): pass
 
 @pytest.fixture
 def project(tmp_path):
-    """Six cases that cost 12 seconds together, and a cheap one; a function that runs pytest there."""
+    """Six cases that cost 6 seconds together, and a cheap one; a function that runs pytest there."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
-    (tmp_path / "costs.json").write_text(json.dumps({"test_it.py::test_dear": 2.0} | SKIPPED))
+    (tmp_path / "costs.json").write_text(json.dumps({"test_it.py::test_dear": 1.0} | SKIPPED))
 
     def run(*options):
         done = subprocess.run(
@@ -76,7 +76,7 @@ def test_whoever_chooses_tests_gets_all_their_cases(project, options):
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "with a worker"])
 def test_a_run_of_the_whole_suite_takes_a_part_and_records_it(project, options, tmp_path):
-    """In truth nothing costs two seconds here, so afterwards what ran has not to take turns."""
+    """In truth nothing costs a second here, so afterwards what ran has not to take turns."""
     assert "2 passed" in project("--record-costs", *options)
     assert json.loads((tmp_path / "costs.json").read_text()) == SKIPPED
 
@@ -89,28 +89,39 @@ def test_costs_count_the_cases_that_a_run_left_out():
     assert new == {"a::x": 0.5, "a::z": 9.0}
 
 
-@pytest.mark.parametrize("inner", [1, turns.OF_CASES, quick.OF_PTX, quick.OF_SOURCES])
+@pytest.mark.parametrize("dealt", [1, turns.OF_CASES, quick.OF_PTX, quick.OF_SOURCES])
 @pytest.mark.parametrize("commits", range(1, rotation.MOST + 1))
 @pytest.mark.parametrize("number", [1, 12, 37], ids=lambda n: f"{n} cases")
-def test_successive_commits_run_every_case(inner, commits, number, monkeypatch):
-    """Also of lists that have been dealt to `inner` commits before. Where there are cases enough, each runs some."""
+def test_successive_commits_run_every_case(dealt, commits, number, monkeypatch):
+    """MOST of them, also of lists that have been dealt before. Where there are cases enough, each runs some."""
     names = [f"t.py::test_x[{n}]" for n in range(number)]
+    cost = rotation.SECONDS * commits * dealt / number
     left = set(names)
-    for turn in range(1000, 1000 + rotation.DEALT * commits):
+    for turn in range(1000, 1000 + rotation.MOST):
         monkeypatch.setattr(turns, "chosen", turn)
-        here = [name for n, name in enumerate(names) if turns.taken(n, inner)]
-        cost = rotation.SECONDS * commits / max(1, len(here))
+        here = {name: dealt for n, name in enumerate(names) if turns.taken(n, dealt)}
         taken = rotation.part_of(here, {"t.py::test_x": cost})
-        assert taken or len(here) < commits
+        assert taken or len(here) < rotation.commits_for(cost * len(here), dealt)
         left -= taken
+    assert not left
+
+
+def test_a_function_may_have_cases_of_a_dealt_list_beside_others(monkeypatch):
+    """Each list takes its own turns: what one keeps does not move the numbers of the other."""
+    dealt = {f"t.py::test_x[{n}]": 3 if n % 2 else 1 for n in range(36)}
+    left = set(dealt)
+    for turn in range(1000, 1000 + rotation.MOST):
+        monkeypatch.setattr(turns, "chosen", turn)
+        here = {name: d for n, (name, d) in enumerate(dealt.items()) if turns.taken(n // 2, d)}
+        left -= rotation.part_of(here, {"t.py::test_x": 100.0})
     assert not left
 
 
 def test_functions_of_one_case_do_not_all_wait_for_one_commit(monkeypatch):
     monkeypatch.setattr(turns, "chosen", 0)
-    names = [f"t.py::test_{n}" for n in range(600)]
-    taken = rotation.part_of(names, dict.fromkeys(names, 1000.0))
-    assert 50 < len(taken) < 150  # a sixth is 100
+    names = [f"t.py::test_{n}" for n in range(1200)]
+    taken = rotation.part_of(dict.fromkeys(names, 1), dict.fromkeys(names, 1000.0))
+    assert 50 < len(taken) < 150  # a twelfth is 100
 
 
 def test_the_record_names_functions_that_exist():

@@ -72,10 +72,12 @@ def by_turns(values: Iterable, among: Iterable = (), every: int = OF_CASES) -> l
     for value in values:
         single = value if isinstance(value, tuple) else (value,)
         number = numbers[value if value in numbers else single[0]]
-        parameters.append(pytest.param(*single, marks=mark("cases", taken(number, every))))
+        parameters.append(
+            pytest.param(*single, marks=mark("cases", taken(number, every), commits=every))
+        )
     return parameters
 
 
-def mark(area: str, kept: bool, seconds: float = 0.5):
-    """The mark of a case that the sweep runs, and plain pytest where it is kept."""
-    return pytest.mark.sweep(area=area, kept=kept, kernel=None, seconds=seconds)
+def mark(area: str, kept: bool, seconds: float = 0.5, commits: int = 1):
+    """The mark of a case that the sweep runs, and plain pytest where it is kept: in one of so many commits."""
+    return pytest.mark.sweep(area=area, kept=kept, kernel=None, seconds=seconds, commits=commits)

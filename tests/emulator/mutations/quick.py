@@ -25,15 +25,17 @@ def quick_or_sweep(defects: Iterable, quick: Collection[str] | int = OF_PTX) -> 
     defects = list(defects)
     by_name = {getattr(defect, "name", defect): defect for defect in defects}
     assert len(by_name) == len(defects), "two defects have the same name"
+    commits = 1
     if isinstance(quick, int):
-        quick = [name for n, name in enumerate(by_name) if turns.taken(n, quick)]
+        commits, quick = quick, [name for n, name in enumerate(by_name) if turns.taken(n, quick)]
     unknown = set(quick) - by_name.keys()
     assert not unknown, f"quick: {sorted(unknown)}: no defects of these names"
     return [
-        pytest.param(defect, id=name, marks=mark(name in quick)) for name, defect in by_name.items()
+        pytest.param(defect, id=name, marks=mark(name in quick, commits))
+        for name, defect in by_name.items()
     ]
 
 
-def mark(kept: bool):
-    """Marks of a case that the sweep runs, and plain pytest if it is kept."""
-    return turns.mark("defects", kept)
+def mark(kept: bool, commits: int):
+    """Marks of a case that the sweep runs, and plain pytest if it is kept: in one of so many commits."""
+    return turns.mark("defects", kept, commits=commits)

@@ -101,7 +101,7 @@ EVERY = itertools.product(DEFECTS, TILES)
 @pytest.mark.parametrize(
     "name, tiles",
     [
-        pytest.param(*case, marks=mark(turns.taken(number, OF_SOURCES)))
+        pytest.param(*case, marks=mark(turns.taken(number, OF_SOURCES), OF_SOURCES))
         for number, case in enumerate(EVERY)
     ],
 )

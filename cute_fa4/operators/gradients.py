@@ -28,7 +28,7 @@ from cute_fa4.calls.operands.tensors import check_no_gradient
 from cute_fa4.calls.operands.tracing import is_derived, is_transformed
 from cute_fa4.operands import BLOCKS, NAMES
 from cute_fa4.operators import batching, sharding
-from cute_fa4.operators.registration import arguments_of, defined
+from cute_fa4.operators.registration import after_autograd, arguments_of, defined
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.backward.config import MOST_DEPTH, NARROW
 
@@ -341,7 +341,6 @@ def _unrecorded(name: str):
     """The rule of an operator under autograd: the derivative of the derivative is not supported."""
 
     def below_autograd(keyset, *given, **options):
-        sharding.register_rules()
         tensors = dict(zip(("dout", *_QKV), given, strict=False))
         tensors |= {x: options.get(x) for x in ("dlse", "learnable_sink", *_WRITTEN)}
         tensors |= named_aux(options.get("aux_tensors"))
@@ -352,9 +351,7 @@ def _unrecorded(name: str):
                     "is not supported; accepted: torch.autograd.grad and Tensor.backward with create_graph=False"
                 )
         operator = getattr(torch.ops.cute_fa4, name).default
-        with torch._C._AutoDispatchBelowAutograd():
-            after = keyset & torch._C._after_autograd_keyset
-            return operator.redispatch(after, *given, **options)
+        return after_autograd(operator, keyset, given, options)
 
     return below_autograd
 
@@ -362,7 +359,7 @@ def _unrecorded(name: str):
 _RUN: tuple[Callable, ...] = _run, _run_out, _run_aux
 _FAKES: tuple[Callable, ...] = _fake, _fake_out, _fake_aux
 _libraries = [
-    defined(schema, _TAGS, run, _unrecorded(schema.partition("(")[0]), fake)
+    defined(schema, _TAGS, run, fake, below_autograd=_unrecorded(schema.partition("(")[0]))
     for schema, run, fake in zip(_SCHEMA, _RUN, _FAKES, strict=True)
 ]
 

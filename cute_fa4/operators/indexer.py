@@ -9,12 +9,10 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.indexer import Dense, Paged, TopK
-from cute_fa4.calls.operands.tensors import check_no_gradient
-from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import in_numbers
 from cute_fa4.operators.refusals import in_graph
-from cute_fa4.operators.registration import arguments_of, defined
+from cute_fa4.operators.registration import arguments_of, defined, plain
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -31,40 +29,23 @@ _SCHEMAS = {
 }
 
 
-def _plain(value):
-    """A parameter is a tensor here."""
-    wraps = isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
-    return value.as_subclass(torch.Tensor) if wraps else value
-
-
 def _define(name: str, kind: type, arguments: str) -> torch.library.Library:
     def call_of(args: tuple, kwargs: dict):
         return kind(**arguments_of(getattr(torch.ops.cute_fa4, name).default)(args, kwargs))
 
     def run(*args, **kwargs):
-        call = kind(*map(_plain, call_of(args, kwargs)))
+        call = kind(*map(plain, call_of(args, kwargs)))
         call.check()
         return call.run()
 
     def fake(*args, **kwargs):
         call = call_of(args, kwargs)
-        plain = in_numbers(call._asdict())
-        if plain is not None:
-            in_graph(kind(**plain).check)
+        numbers = in_numbers(call._asdict())
+        if numbers is not None:
+            in_graph(kind(**numbers).check)
         return call[0].new_empty(call.shape, dtype=call.dtype)
 
-    def below_autograd(keyset, *args, **kwargs):
-        """Refuse derivatives: none is supported, and a missing one would silently be zeros."""
-        sharding.register_rules()
-        given = call_of(args, kwargs)._asdict()
-        tensors = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
-        in_graph(check_no_gradient, tensors=tensors)
-        refuse_tangents(tensors)
-        operator = getattr(torch.ops.cute_fa4, name).default
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
-
-    return defined(f"{name}({arguments}) -> Tensor", _TAGS, run, below_autograd, fake)
+    return defined(f"{name}({arguments}) -> Tensor", _TAGS, run, fake)
 
 
 _libraries = [_define(name, *row) for name, row in _SCHEMAS.items()]

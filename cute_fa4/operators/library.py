@@ -20,7 +20,7 @@ from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.operands import tensors_of
 from cute_fa4.operators import batching, fakes, gradients, schemas, sharding
 from cute_fa4.operators.refusals import in_graph
-from cute_fa4.operators.registration import arguments_of
+from cute_fa4.operators.registration import after_autograd, arguments_of, plain
 from cute_fa4.operators.spelling import function_of, mask_of
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
@@ -61,26 +61,22 @@ def _define_one(library, name, schema, function, check, returned) -> None:
 
     def below_autograd(keyset, *args, **kwargs):
         """A node of the backward pass; where none is supported, a derivative would silently be zeros."""
-        sharding.register_rules()
         call = named(args, kwargs)
         tensors = {**call, **named_aux(call["aux_tensors"])}
         refuse_tangents(tensors)
-        below = keyset & torch._C._after_autograd_keyset
         if name in DIFFERENTIABLE and gradients.wanted(call):
             call = gradients.joined(call)
             in_graph(gradients.check, call=call)
 
             def redispatched(**call):
-                with torch._C._AutoDispatchBelowAutograd():
-                    return operator.redispatch(below, **call)
+                return after_autograd(operator, keyset, (), call)
 
             return gradients.differentiable(redispatched, call)
         in_graph(
             check_no_gradient,
             tensors={n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)},
         )
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(below, *args, **kwargs)
+        return after_autograd(operator, keyset, args, kwargs)
 
     def batched(*args, **kwargs):
         return batching.rule(operator, named(args, kwargs), written)
@@ -96,8 +92,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
 
 def _run(function, q, *, workspace=None, **rest):
     """(out, lse) of a call whose functions and mask are spelled as strings."""
-    if type(q) is not torch.Tensor:  # a parameter, whose class says nothing about the call
-        q = q.as_subclass(torch.Tensor)
+    q = plain(q)  # a parameter's class says nothing about the call
     with given_workspace(workspace, {"q": q, **rest}):
         results = function({"q": q, **rest})
     return results if rest["return_lse"] else (results, q.new_empty(0, dtype=torch.float32))

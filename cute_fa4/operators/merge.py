@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.operands.tensors import check_no_gradient
-from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.calls.split_keys.merge import check_parts, merged
 from cute_fa4.operators import sharding
 from cute_fa4.operators.refusals import in_graph
-from cute_fa4.operators.registration import defined
+from cute_fa4.operators.registration import defined, plain
 
 _SCHEMA = "merge(Tensor outs, Tensor lses, *, ScalarType? dtype=None) -> (Tensor out, Tensor lse)"
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
 def _run(outs, lses, *, dtype=None):
-    return merged(_plain(outs), _plain(lses), dtype)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter is a tensor here."""
-    return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+    return merged(plain(outs), plain(lses), dtype)
 
 
 def _fake(outs, lses, *, dtype=None):
     in_graph(check_parts, outs=outs, lses=lses, dtype=dtype)
     out = outs.new_empty(outs.shape[1:], dtype=dtype)
     return out, lses.new_empty(lses.shape[1:], dtype=torch.float32)
-
-
-def _below_autograd(keyset, outs, lses, **options):
-    """Refuse derivatives, which are not supported and would silently be zeros."""
-    sharding.register_rules()
-    tensors = {"outs": outs, "lses": lses}
-    check_no_gradient(tensors)
-    refuse_tangents(tensors)
-    with torch._C._AutoDispatchBelowAutograd():
-        return merge.redispatch(keyset & torch._C._after_autograd_keyset, outs, lses, **options)
 
 
 def _batched(info, in_dims, outs, lses, *, dtype=None):
@@ -62,6 +45,6 @@ def _batched(info, in_dims, outs, lses, *, dtype=None):
     return (out, lse), (0, 0)
 
 
-_library = defined(_SCHEMA, _TAGS, _run, _below_autograd, _fake, _batched)
+_library = defined(_SCHEMA, _TAGS, _run, _fake, batched=_batched)
 merge = torch.ops.cute_fa4.merge.default
 sharding.add_rule(merge, sharding.cuts_of_merge)

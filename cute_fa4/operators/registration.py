@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from cute_fa4.calls.operands.tensors import check_no_gradient
+from cute_fa4.calls.operands.tracing import refuse_tangents
+from cute_fa4.operators import sharding
+from cute_fa4.operators.refusals import in_graph
+
 
 def arguments_of(operator) -> Callable[[tuple, dict], dict]:
     """f(args, kwargs) -> arguments of a call by name; the dispatcher leaves out those with their default."""
@@ -20,21 +25,50 @@ def arguments_of(operator) -> Callable[[tuple, dict], dict]:
     return named
 
 
+def plain(value):
+    """A parameter is a tensor for an implementation; what is no tensor stays."""
+    wraps = isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+    return value.as_subclass(torch.Tensor) if wraps else value
+
+
+def after_autograd(operator, keyset, args: tuple, kwargs: dict):
+    """The results of an operator from what torch runs after autograd: DTensor's rule, vmap's, or the implementation."""
+    sharding.register_rules()
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+
+def without_derivative(name: str) -> Callable:
+    """The rule under autograd of an operator that has no derivative: it is refused, where zeros would be returned."""
+
+    def below_autograd(keyset, *args, **kwargs):
+        operator = getattr(torch.ops.cute_fa4, name).default
+        given = arguments_of(operator)(args, kwargs)
+        tensors = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
+        in_graph(check_no_gradient, tensors=tensors)
+        refuse_tangents(tensors)
+        return after_autograd(operator, keyset, args, kwargs)
+
+    return below_autograd
+
+
 def defined(
     schema: str,
     tags: tuple,
     run: Callable,
-    below_autograd: Callable,
     fake: Callable,
+    *,
     batched: Callable | None = None,
+    below_autograd: Callable | None = None,
 ) -> torch.library.Library:
     """The library that holds the operator of a schema, which exists as long as its library does.
 
     run              on CPU and CUDA tensors
-    below_autograd   below_autograd(keyset, ...), with the arguments of the operator
     fake, batched    without data, and under torch.vmap; None: no rule
+    below_autograd   below_autograd(keyset, ...), with the arguments of the operator; None: it has no derivative
     """
     name = schema.partition("(")[0]
+    below_autograd = below_autograd or without_derivative(name)
     library = torch.library.Library("cute_fa4", "FRAGMENT")
     try:
         library.define(schema, tags=tags)

@@ -58,13 +58,6 @@ def _fake(*given, **options):
     return empty_tiles(*_conversion(_arguments(given, options)).of_tiles)
 
 
-def _below_autograd(keyset, *given, **options):
-    """Integers have no derivative."""
-    sharding.register_rules()
-    with torch._C._AutoDispatchBelowAutograd():
-        return block_tiles.redispatch(keyset & torch._C._after_autograd_keyset, *given, **options)
-
-
 def _batched(info, in_dims, *given, **options):
     """torch.vmap: one conversion per example, as attention with lists is one call per example."""
     examples = [
@@ -80,7 +73,7 @@ def _batched(info, in_dims, *given, **options):
     return tuple(map(torch.stack, zip(*examples, strict=True))), (0,) * _RESULTS
 
 
-_library = defined(_SCHEMA, _TAGS, _run, _below_autograd, _fake, _batched)
+_library = defined(_SCHEMA, _TAGS, _run, _fake, batched=_batched)
 block_tiles = torch.ops.cute_fa4.block_tiles.default
 _arguments = arguments_of(block_tiles)
 sharding.add_rule(block_tiles, sharding.cuts_of_nothing)

@@ -25,8 +25,17 @@ first used.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
+
+_emulator = find_spec(f"{__name__}.emulator")
+if _emulator is None or _emulator.origin is None:  # None: a folder that an uninstallation left
+    raise ImportError(
+        f"cute_fa4 {__version__} is installed, but cute_fa4.emulator and cute_fa4.system are not in the same folder; "
+        "they are the distribution cute-fa4-emulator: pip install --force-reinstall --no-deps "
+        f"cute-fa4-emulator=={__version__}, or from a checkout ./packaging/emulator"
+    )
 
 _HOME = {
     "flash_attn_func": "cute_fa4.interface",

@@ -11,13 +11,14 @@ python -m cute_fa4.emulator compare my_kernel.py          # calls its run() unde
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import runpy
 import sys
 import warnings
 
 from cute_fa4.emulator import compare, kernel_files, use
-from cute_fa4.emulator.model import report
+from cute_fa4.emulator.model import nvdisasm, report
 from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.emulator.reports import annotated, coverage, trace
 from cute_fa4.emulator.run.schedules import MODES
@@ -99,9 +100,30 @@ def arguments(argv):
         )
         command.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     parsed = parser.parse_args(argv)
+    lacking = _lacking(parsed)
+    if lacking:
+        parser.error(f"{parsed.command}: {lacking}")
     if parsed.command == "trace" and not (parsed.out or parsed.text or parsed.svg or parsed.html):
         parser.error("trace: say what to write: --out FILE, --text, --svg FILE, --html FILE")
     return parsed
+
+
+def _lacking(parsed):
+    """The requirement of the command that is not installed, with the remedy; None: nothing is missing."""
+    if parsed.script is None:
+        if importlib.util.find_spec("cute_fa4.interface") is None:
+            return (
+                "without a script it calls the attention kernel, which is the distribution cute-fa4, not installed "
+                "here: name a .py, .ptx or .cu file, or pip install cute-fa4"
+            )
+    elif not parsed.script.endswith(kernel_files.SUFFIXES) and getattr(parsed, "as_if_cuda", True):
+        for module in ("torch", "cutlass", "tvm_ffi"):
+            if importlib.util.find_spec(module) is None:
+                return (
+                    f"{parsed.script}: programs for a GPU run with torch and CuTe DSL, and no module {module!r} is "
+                    "installed: pip install 'cute-fa4-emulator[dsl]'; .ptx and .cu files need neither"
+                )
+    return None
 
 
 def _attention_arguments(command):
@@ -259,8 +281,13 @@ def listed(options):
 
 
 def profiled(options):
-    """The modelled profile of every kernel that was launched; 1 where there is none."""
+    """The modelled profile of every kernel that was launched; 1 where there is none, 2 without nvdisasm."""
     before = report.read_json(options.against) if options.against else None
+    try:
+        nvdisasm.find()
+    except nvdisasm.NvdisasmError as missing:
+        print(f"profile: {missing}", file=sys.stderr)
+        return 2
     with report.profiling(options.cluster) as found:
         executed(options, **report.SETTINGS)
     print(found if before is None else found.against(before))
@@ -290,5 +317,10 @@ def traced(options):
     return 0
 
 
+def script() -> int:
+    """The program cute-fa4-emulator; main() with its exit status for a closed pipe."""
+    return pipes.run(main)
+
+
 if __name__ == "__main__":
-    sys.exit(pipes.run(main))
+    sys.exit(script())

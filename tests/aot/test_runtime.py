@@ -1,17 +1,8 @@
-"""A run-time without the compiler, and kernels as a wheel: installed by pip into a fresh environment, and run there.
-
-The environment sees what this one has installed, except for the compiler and this package, so nothing is downloaded:
-what pip does not find there or in the folder of wheels, it refuses.
-"""
+"""A run-time without the compiler, and kernels as a wheel: installed by pip into a fresh environment, and run there."""
 
 import re
 import shlex
-import subprocess
-import sys
-import sysconfig
-import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -19,23 +10,14 @@ from cute_fa4 import __main__ as command_line
 from cute_fa4 import __version__
 from cute_fa4.aot import ExportError, wheel
 from cute_fa4.compiler import requirement
+from tests import installations
 
 from .conftest import PLAIN, ROOT
 from .test_load import CALLS
 
-RUNTIME = ROOT / "packaging" / "runtime"
-
-
-def project(folder: Path) -> dict:
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        import tomli as tomllib
-    return tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-
 
 def test_the_runtime_requires_all_but_the_compiler():
-    full, runtime = project(ROOT), project(RUNTIME)
+    full, runtime = installations.project("cute-fa4"), installations.project("cute-fa4-runtime")
     assert set(full["dependencies"]) - set(runtime["dependencies"]) == set(requirement.COMPILER)
     assert set(runtime["dependencies"]) < set(full["dependencies"])
     assert runtime["requires-python"] == full["requires-python"]
@@ -88,75 +70,11 @@ def test_a_wheel_has_a_name_that_a_package_can_have(name, exported, tmp_path):
 # --- both, installed
 
 
-# Packages that a run-time machine does not have.
-LEFT_OUT = ("nvidia_cutlass_dsl", "cutlass", "cute_fa4", "_editable", "__editable")
-
-
-class Environment:
-    """A fresh virtual environment that sees the packages of this one, except LEFT_OUT."""
-
-    def __init__(self, folder: Path, wheels: Path):
-        self.wheels, links = wheels, folder / "links"
-        links.mkdir()
-        for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-            for path in Path(place).iterdir():
-                if not path.name.startswith(LEFT_OUT) and path.suffix != ".pth":
-                    (links / path.name).symlink_to(path)
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-        self.python = folder / "venv" / "bin" / "python"
-        [site] = (folder / "venv").glob("lib/python*/site-packages")
-        (site / "links.pth").write_text(f"{links}\n")
-
-    def run(self, *arguments, status=0, **environment):
-        done = subprocess.run(
-            [self.python, *map(str, arguments)],
-            env={"PATH": "/usr/bin:/bin", "CUTE_FA4_CACHE": "off", **environment},
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        said = done.stdout + done.stderr
-        assert done.returncode == status, said[-3000:]
-        return said
-
-    def pip(self, *arguments, status=0):
-        options = ("--no-index", "--find-links", self.wheels, "--disable-pip-version-check")
-        return self.run("-m", "pip", "install", "--quiet", *options, *arguments, status=status)
-
-
-def test_the_source_distribution_holds_files_and_no_links(tmp_path):
-    """A link to the LICENSE of the repository would lead out of the archive: pip and build refuse to unpack it."""
-    pytest.importorskip("hatchling", reason="builds the distributions: pip install -e '.[test]'")
-    assert (RUNTIME / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    with tarfile.open(sdist_of_runtime(tmp_path)) as archive:
-        assert [member.name for member in archive if not member.isfile()] == []
-
-
-def sdist_of_runtime(folder) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
-    subprocess.run(command, cwd=RUNTIME, check=True, capture_output=True)
-    [archive] = folder.glob("*.tar.gz")
-    return archive
-
-
 @pytest.fixture(scope="module")
 def wheels(exported, tmp_path_factory):
-    """Folder with the wheels of both distributions and of the kernels; that of the run-time by way of its sdist."""
-    pytest.importorskip("hatchling", reason="builds the distributions: pip install -e '.[test]'")
+    """Folder with the wheels of all distributions and of the kernels."""
     folder = tmp_path_factory.mktemp("wheels")
-    archive = sdist_of_runtime(folder)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    subprocess.run([*build, "-w", str(folder), str(archive), str(ROOT)], check=True)
+    installations.build_wheels(folder)
     wheel.write(exported, folder, "small")
     return folder
 
@@ -164,24 +82,13 @@ def wheels(exported, tmp_path_factory):
 @pytest.fixture(scope="module")
 def runtime(wheels, tmp_path_factory):
     """The run-time and the kernels, resolved by pip: dependencies are followed."""
-    environment = Environment(tmp_path_factory.mktemp("runtime"), wheels)
+    environment = installations.Environment(tmp_path_factory.mktemp("runtime"), wheels)
     refused = environment.pip("cute-fa4-kernels-small[compiler]", status=1)
     assert (
         "nvidia-cutlass-dsl" in refused
     )  # the whole package brings the compiler, which is not there
     environment.pip("cute-fa4-kernels-small[runtime]")
     return environment
-
-
-@pytest.mark.slow
-def test_the_runtime_has_every_module_of_the_package(wheels):
-    [path] = wheels.glob("cute_fa4_runtime-*.whl")
-    with zipfile.ZipFile(path) as archive:
-        found = {name for name in archive.namelist() if name.startswith("cute_fa4/")}
-    package = (p for p in (ROOT / "cute_fa4").rglob("*") if p.is_file())
-    assert found == {
-        p.relative_to(ROOT).as_posix() for p in package if "__pycache__" not in p.parts
-    }
 
 
 INSTALLED = """
@@ -225,8 +132,8 @@ def test_commands_of_a_runtime(runtime, tmp_path):
 
 @pytest.mark.slow
 def test_two_distributions_of_the_package_are_noticed(runtime, wheels, tmp_path):
-    environment = Environment(tmp_path, wheels)
-    environment.pip("--no-deps", "cute-fa4", "cute-fa4-runtime", "cute-fa4-kernels-small")
+    environment = installations.Environment(tmp_path, wheels)
+    environment.pip("--no-deps", *installations.PROJECTS, "cute-fa4-kernels-small")
     said = environment.run("-m", "cute_fa4", "info", status=1)
     assert "cute-fa4 " in said and "cute-fa4-runtime " in said and "pip uninstall" in said
     load = "from cute_fa4 import aot; aot.load()"

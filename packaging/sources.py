@@ -4,8 +4,8 @@
     cute-fa4-runtime    the same files
     cute-fa4-emulator   the folders of that list
 
-The wheels of the first two require that of the emulator, of the same version. An editable install of the root has every
-file in place and requires no other distribution.
+The wheels of the first two require that of the emulator, of the same version. `pip install .` takes it from the
+checkout. An editable install of the root has every file in place and requires no other distribution.
 """
 
 from pathlib import Path
@@ -54,7 +54,14 @@ class Sources(BuildHookInterface):
         if name == WHOLE and version == "editable":
             return
         if name != EMULATOR:
-            build_data["dependencies"].append(f"{EMULATOR}=={self.metadata.version}")
+            build_data["dependencies"].append(self._emulator(name))
         if name != WHOLE:
             for path in files(name):
                 build_data["force_include"][str(path)] = path.relative_to(ROOT).as_posix()
+
+    def _emulator(self, name: str) -> str:
+        """The requirement: by its folder for the whole built in a checkout, which an index need not have."""
+        is_checkout = not (ROOT / "PKG-INFO").exists()  # a source distribution has that file
+        if name == WHOLE and is_checkout:
+            return f"{EMULATOR} @ {(ROOT / 'packaging' / 'emulator').as_uri()}"
+        return f"{EMULATOR}=={self.metadata.version}"

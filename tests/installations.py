@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def build(target: str, distribution: str, folder: Path, root: Path = ROOT) -> Pa
 def build_wheels(folder: Path, root: Path = ROOT) -> dict[str, Path]:
     """The wheel of every distribution."""
     return {distribution: build("wheel", distribution, folder, root) for distribution in PROJECTS}
+
+
+def released_wheels(folder: Path) -> dict[str, Path]:
+    """The same, built from the source distribution as `python -m build` does; the folder has that, too."""
+    with tarfile.open(build("sdist", "cute-fa4", folder)) as archive:
+        names = archive.getnames()
+        archive.extractall(folder, filter="data")
+    return build_wheels(folder, folder / names[0].partition("/")[0])
 
 
 # Packages that a run-time machine does not have.

@@ -74,7 +74,7 @@ def test_a_wheel_has_a_name_that_a_package_can_have(name, exported, tmp_path):
 def wheels(exported, tmp_path_factory):
     """Folder with the wheels of all distributions and of the kernels."""
     folder = tmp_path_factory.mktemp("wheels")
-    installations.build_wheels(folder)
+    installations.released_wheels(folder)
     wheel.write(exported, folder, "small")
     return folder
 

@@ -12,7 +12,9 @@ entry_fields.py lists the fields for files and command lines, so both have the s
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
+from typing import NamedTuple
 
 from cute_fa4 import masks
 from cute_fa4.aot.config_data import ConfigDataError, to_data
@@ -182,15 +184,57 @@ def _one_of(values: dict, **accepted: tuple) -> None:
             raise ValueError(f"{name}: {values[name]!r}; accepted: {', '.join(words)}")
 
 
+class _Kind(NamedTuple):
+    """A kind of entry for one kernel without a schedule.
+
+    config    class of its configurations
+    make      the configurations of an entry's values
+    always    fields of the configuration that each entry has
+    plain     the configuration with the same `always`, and otherwise with what an entry leaves out
+    """
+
+    config: type
+    make: Callable[[dict], list]
+    always: tuple[str, ...]
+    plain: Callable
+
+
+_OF_ONE = {
+    "append": _Kind(
+        AppendConfig,
+        _of_append,
+        ("dtype", "depth"),
+        lambda config: AppendConfig(config.dtype, config.depth, config.depth),
+    ),
+    "combine": _Kind(
+        CombineConfig,
+        _of_combine,
+        ("o_dtype", "depth"),
+        lambda config: CombineConfig(config.o_dtype, config.depth),
+    ),
+    "backward": _Kind(
+        BackwardConfig,
+        _of_backward,
+        ("dtype", "depth"),
+        lambda config: BackwardConfig(config.dtype, config.depth, config.depth),
+    ),
+    "indexer": _Kind(
+        IndexerConfig,
+        _of_indexer,
+        ("heads",),
+        lambda config: IndexerConfig(config.heads, queries_of_tile(config.heads)),
+    ),
+    "topk": _Kind(
+        TopKConfig, lambda values: [TopKConfig(**values)], (), lambda config: TopKConfig()
+    ),
+    "block_lists": _Kind(
+        BlockListsConfig, _of_block_lists, (), lambda config: BlockListsConfig("")
+    ),
+}
 _CONFIGS_OF = {
     "model": _of_model,
     "config": _of_config,
-    "append": _of_append,
-    "combine": _of_combine,
-    "backward": _of_backward,
-    "indexer": _of_indexer,
-    "topk": lambda values: [TopKConfig(**values)],
-    "block_lists": _of_block_lists,
+    **{name: kind.make for name, kind in _OF_ONE.items()},
 }
 
 
@@ -279,24 +323,10 @@ def entry_of(config) -> tuple[str, dict]:
             raise ConfigDataError(
                 f"{mod.name}: a function of your own has no entry; pass it to aot.export"
             )
-    if isinstance(config, AppendConfig):
-        said = {"dtype": config.dtype, "head_dim": config.depth}
-        plain_append = AppendConfig(config.dtype, config.depth, config.depth)
-        return "append", said | _changes(config, plain_append)
-    if isinstance(config, CombineConfig):
-        said = {"o_dtype": config.o_dtype, "head_dim": config.depth}
-        return "combine", said | _changes(config, CombineConfig(config.o_dtype, config.depth))
-    if isinstance(config, BackwardConfig):
-        said = {"dtype": config.dtype, "head_dim": config.depth}
-        plain_backward = BackwardConfig(config.dtype, config.depth, config.depth)
-        return "backward", said | _changes(config, plain_backward)
-    if isinstance(config, IndexerConfig):
-        plain_indexer = IndexerConfig(config.heads, queries_of_tile(config.heads))
-        return "indexer", {"heads": config.heads} | _changes(config, plain_indexer)
-    if isinstance(config, TopKConfig):
-        return "topk", _changes(config, TopKConfig())
-    if isinstance(config, BlockListsConfig):
-        return "block_lists", _changes(config, BlockListsConfig(""))
+    for name, kind in _OF_ONE.items():
+        if isinstance(config, kind.config):
+            always = {_RENAMED.get(field, field): getattr(config, field) for field in kind.always}
+            return name, always | _changes(config, kind.plain(config))
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     problem = _changes(config, FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth))
     problem["family"] = config.schedule.family

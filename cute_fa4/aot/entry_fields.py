@@ -219,6 +219,7 @@ BLOCK_LISTS = {
     "makes": Field("text", f"{', '.join(MAKES)}; required"),
     "arch": _ARCH,
 }
+# Kind of entry -> its fields. A kind that makes one kernel has a line in TITLES and in entry.py, too.
 KINDS = {
     "model": MODEL,
     "config": CONFIG,
@@ -228,4 +229,14 @@ KINDS = {
     "indexer": INDEXER,
     "topk": {"arch": _ARCH},
     "block_lists": BLOCK_LISTS,
+}
+TITLES = {
+    "model": "a model instead of a catalogue (with --heads-q and --heads-kv)",
+    "config": "an attention kernel",
+    "append": "a kernel that writes new rows to a cache (--kernel append)",
+    "combine": "a kernel that merges parts (--kernel combine)",
+    "backward": "the kernels of a backward pass (--kernel backward)",
+    "indexer": "a kernel that scores keys for sparse attention (--kernel indexer)",
+    "topk": "the kernel of the highest logits (--kernel topk)",
+    "block_lists": "a kernel that converts lists of key blocks (--kernel block_lists)",
 }

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_fa4.aot import entry, exporter
-from cute_fa4.aot.entry_fields import KINDS, Field
+from cute_fa4.aot.entry_fields import KINDS, TITLES, Field
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.system import forks, progress
 
@@ -32,26 +32,7 @@ _TYPES = {"number": int, "numbers": int, "real": float}
 SECONDS = 3  # per kernel, approximately
 _LISTS = ("numbers", "texts", "switches", "windows")
 _ALIASES = {"qkv_dtype": ("--dtype",), "write_lse": ("--lse",)}
-_TITLES = {
-    "model": "a model instead of a catalogue (with --heads-q and --heads-kv)",
-    "config": "an attention kernel",
-    "append": "a kernel that writes new rows to a cache (--kernel append)",
-    "combine": "a kernel that merges parts (--kernel combine)",
-    "backward": "the kernels of a backward pass (--kernel backward)",
-    "indexer": "a kernel that scores keys for sparse attention (--kernel indexer)",
-    "topk": "the kernel of the highest logits (--kernel topk)",
-    "block_lists": "a kernel that converts lists of key blocks (--kernel block_lists)",
-}
-_OF_ONE = (
-    "config",
-    "append",
-    "combine",
-    "backward",
-    "indexer",
-    "topk",
-    "block_lists",
-)  # kinds of a single kernel
-_ELSEWHERE = {"append": ("dtype",), "backward": ("dtype",)}  # the flag is named like qkv_dtype's
+_OF_ONE = tuple(kind for kind in KINDS if kind != "model")  # kinds of a single kernel
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -125,18 +106,21 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 
 
 def _add_kinds(command: argparse.ArgumentParser, *kinds: str) -> None:
-    """A flag for each field; a field of several kinds appears once, in the first group that has it."""
-    seen = {"arch"}
+    """A flag for each field; a field of several kinds appears once, in the first group that has it.
+
+    --dtype of one kernel is the short form of --qkv-dtype, and names the `dtype` of every kind.
+    """
+    taken = {"--arch"}
     for kind in kinds:
-        group = command.add_argument_group(_TITLES[kind])
+        group = command.add_argument_group(TITLES[kind])
         for name, field in KINDS[kind].items():
-            if name not in seen and name not in _ELSEWHERE.get(kind, ()):
-                seen.add(name)
-                _add_flag(group, name, field)
+            flags = (f"--{name.replace('_', '-')}", *_ALIASES.get(name, ()))
+            if flags[0] not in taken:
+                taken.update(flags)
+                _add_flag(group, flags, name, field)
 
 
-def _add_flag(group, name: str, field: Field) -> None:
-    flags = (f"--{name.replace('_', '-')}", *_ALIASES.get(name, ()))
+def _add_flag(group, flags: tuple[str, ...], name: str, field: Field) -> None:
     how: dict[str, Any] = {"dest": name, "default": None, "help": field.help}
     if name == "sink" and field.kind == "switch":
         how |= {"nargs": "?", "const": True, "metavar": "DTYPE"}
@@ -271,7 +255,7 @@ def configs_of(options) -> list:
         kind, said = _entry(given, options.kernel)
         unknown = set(said) - set(KINDS[kind])
         if unknown:
-            raise ExportError(f"{_flags(unknown)}: not of {_TITLES[kind]}; --help lists its flags")
+            raise ExportError(f"{_flags(unknown)}: not of {TITLES[kind]}; --help lists its flags")
         configs = entry.configs_of(kind, said, "export-kernel")
     else:
         configs = _of_models(options, given)
@@ -330,14 +314,10 @@ def _flags(names) -> str:
 def _entry(given: dict, kernel: str) -> tuple[str, dict]:
     """-> (kind, entry) of flags; short forms of flags are expanded."""
     said = {name: given[name] for name in sorted(given)}
-    if kernel in ("indexer", "topk", "block_lists"):
-        return kernel, said
-    dtype = said.pop("qkv_dtype", "bf16")
-    if kernel in ("append", "backward"):
-        return kernel, {"dtype": dtype, **said}
-    if kernel == "combine":
-        return kernel, {"o_dtype": dtype, **said}
-    said["qkv_dtype"] = dtype
+    if kernel != "attention":
+        named = [name for name in ("dtype", "o_dtype") if name in KINDS[kernel]]
+        return kernel, {name: said.pop("qkv_dtype", "bf16") for name in named} | said
+    said.setdefault("qkv_dtype", "bf16")
     if isinstance(said.get("sink"), str):
         said |= {"sink": True, "sink_dtype": said["sink"]}
     if said.pop("packed", False):

@@ -25,7 +25,7 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.listed import has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig
+from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig, TopKConfig
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
 
 # TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
@@ -362,8 +362,8 @@ def fake_indexer_arguments(config: IndexerConfig) -> dict:
     )
 
 
-def fake_topk_arguments() -> dict:
-    """The same for TopKKernel.__call__."""
+def fake_topk_arguments(config: TopKConfig) -> dict:
+    """The same for TopKKernel.__call__, of any configuration."""
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
 

@@ -54,43 +54,38 @@ def compile_function(config: Config, executor: str) -> Callable:
     return cute.compile(kernel, *arguments, options=flags)
 
 
+# Configuration of a kernel without a schedule -> its module and class in sm100/, and its fake arguments by name.
+_KERNELS: dict[type, tuple[Callable, Callable]] = {
+    AppendConfig: (lambda _: "append.kernel AppendKernel", fake_append_arguments),
+    CombineConfig: (lambda _: "combine.kernel CombineKernel", fake_combine_arguments),
+    BackwardConfig: (
+        lambda config: f"backward.kernel {'Aux' if config.wanted else 'Backward'}Kernel",
+        fake_backward_arguments,
+    ),
+    IndexerConfig: (lambda _: "indexer.kernel IndexerKernel", fake_indexer_arguments),
+    TopKConfig: (lambda _: "indexer.topk TopKKernel", fake_topk_arguments),
+    BlockListsConfig: (
+        lambda config: (
+            "work.lists.order OrderKernel"
+            if config.makes == "order"
+            else "work.lists.kernel ListsKernel"
+        ),
+        fake_block_lists_arguments,
+    ),
+}
+
+
 def kernel_and_arguments(config: Config) -> tuple:
     """-> (kernel object, fake arguments, the emulator's names for what is in it, or None)."""
-    if isinstance(config, AppendConfig):
-        from cute_fa4.sm100.append.kernel import AppendKernel
+    if isinstance(config, FA4Config):
+        from cute_fa4.compiler.labels import kernel_labels
 
-        append = AppendKernel(config)
-        return append, in_order(append, fake_append_arguments(config)), None
-    if isinstance(config, CombineConfig):
-        from cute_fa4.sm100.combine.kernel import CombineKernel
-
-        combine = CombineKernel(config)
-        return combine, in_order(combine, fake_combine_arguments(config)), None
-    if isinstance(config, BackwardConfig):
-        from cute_fa4.sm100.backward.kernel import AuxKernel, BackwardKernel
-
-        backward = (AuxKernel if config.wanted else BackwardKernel)(config)
-        return backward, in_order(backward, fake_backward_arguments(config)), None
-    if isinstance(config, IndexerConfig):
-        from cute_fa4.sm100.indexer.kernel import IndexerKernel
-
-        indexer = IndexerKernel(config)
-        return indexer, in_order(indexer, fake_indexer_arguments(config)), None
-    if isinstance(config, TopKConfig):
-        from cute_fa4.sm100.indexer.topk import TopKKernel
-
-        topk = TopKKernel(config)
-        return topk, in_order(topk, fake_topk_arguments()), None
-    if isinstance(config, BlockListsConfig):
-        from cute_fa4.sm100.work.lists.kernel import ListsKernel
-        from cute_fa4.sm100.work.lists.order import OrderKernel
-
-        lists = (OrderKernel if config.makes == "order" else ListsKernel)(config)
-        return lists, in_order(lists, fake_block_lists_arguments(config)), None
-    from cute_fa4.compiler.labels import kernel_labels
-
-    kernel = kernel_class(type(config.schedule))(config)
-    return kernel, in_order(kernel, fake_arguments(config)), kernel_labels(config)
+        kernel = kernel_class(type(config.schedule))(config)
+        return kernel, in_order(kernel, fake_arguments(config)), kernel_labels(config)
+    place, arguments = _KERNELS[type(config)]
+    module, name = place(config).split()
+    kernel = getattr(import_module(f"cute_fa4.sm100.{module}"), name)(config)
+    return kernel, in_order(kernel, arguments(config)), None
 
 
 def kernel_class(schedule: type) -> type:

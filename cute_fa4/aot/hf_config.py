@@ -7,7 +7,7 @@
     attn_logit_softcapping                         softcap
     model_type "gpt_oss"                           sink, of the model's dtype
     kv_lora_rank, qk_rope_head_dim, ...            MLA: decode from the latent cache, and prefill with k_rope
-    index_topk                                     keys by index, over rows of 656 bytes
+    index_topk, index_n_heads, index_head_dim      keys by index, over rows of 656 bytes, and the indexer
 
 transformers is not imported. Names are those of the published configurations.
 """
@@ -246,4 +246,14 @@ def _latent(path, said: dict, heads: int, shared: dict, cache: dict) -> list[_En
     )  # fmt: skip
     of_chunks = dict(causal=False, rope_page_sizes=(), return_lse=(True,))  # merged by their LSE
     chunks = _Entry(prefill | of_chunks, ("dense",), fixed=tuple(of_chunks))
-    return [*decode, _Entry(prefill, ("dense",)), chunks]
+    entries = [*decode, _Entry(prefill, ("dense",)), chunks]
+    if said.get("index_n_heads"):  # every GPU has all of its heads
+        of_indexer = dict(
+            head_dim=_number(path, said, "index_head_dim"),
+            heads_q=said["index_n_heads"],
+            heads_kv=1,
+            calls=("indexer",),
+            page_sizes=pages,
+        )
+        entries.append(_Entry(shared | of_indexer, fixed=tuple(of_indexer)))
+    return entries

@@ -1,4 +1,4 @@
-"""Further launches of a model: backward passes, appended rows, latent attention, parts on several GPUs."""
+"""Further launches of a model: backward passes, appended rows, latent attention, its indexer, parts on several GPUs."""
 
 from __future__ import annotations
 
@@ -98,6 +98,34 @@ def latent(
             for in_float32 in (False, True):  # results of two caches are merged
                 found += every_launch(config, in_float32, dependent_launch=early)
     return found
+
+
+def indexer(head_dim: int, heads_q: int, heads_kv: int, page_sizes: tuple, arch: str) -> list:
+    """The kernels of cute_fa4.indexer for calls of any number of queries. ValueError for heads that have none."""
+    from cute_fa4.sm100.indexer.config import (
+        DEPTH,
+        WIDE_TILE,
+        IndexerConfig,
+        TopKConfig,
+        queries_of_tile,
+    )
+
+    if (head_dim, heads_kv) != (DEPTH, 1):
+        raise ValueError(
+            f"calls: 'indexer' with head_dim {head_dim}, heads_kv {heads_kv}; accepted: head_dim {DEPTH} and heads_kv 1"
+        )
+    few = dict.fromkeys(queries_of_tile(heads_q, queries) for queries in range(1, WIDE_TILE + 1))
+    forms = [(queries_of_tile(heads_q), 0, "rows")]
+    forms += itertools.product(few, page_sizes, ("lengths", "rows"))
+    found = [
+        IndexerConfig(heads_q, queries, page, ends, clean, arch)
+        for queries, page, ends in forms
+        for clean in (True, False)
+    ]
+    why = dict.fromkeys(reason for config in found for reason in config.refusals())
+    if why:
+        raise ValueError(f"calls: 'indexer' and {'; '.join(why)}")
+    return [*found, TopKConfig(arch)]
 
 
 def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:

@@ -11,6 +11,8 @@
                                                       (pages of 1 without a causal mask: keys by index)
     latent_rows   the same over caches of 656 bytes a row
     latent_pages  the same over caches of 584 bytes a row, of which each key is a page, whatever page_sizes says
+    indexer  cute_fa4.indexer, on request             scores of keys, with and without pages, and the keys with the
+                                                      highest ones
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and the merge kernels
 
 The kernels come from the rule that calls use, applied to every length of queries
@@ -32,7 +34,7 @@ from cute_fa4.scales import Scales
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
-ON_REQUEST = ("cascade", "ranks", "latent", "latent_rows", "latent_pages")
+ON_REQUEST = ("cascade", "ranks", "latent", "latent_rows", "latent_pages", "indexer")
 
 
 def configs_for_model(
@@ -64,7 +66,7 @@ def configs_for_model(
     arch: str = "sm_100a",
     tuning: str | Path | None = None,
 ) -> list:
-    """FA4Configs, AppendConfigs, CombineConfigs and BackwardConfigs, without duplicates.
+    """Configurations of every kind of kernel that the calls launch, without duplicates.
 
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
@@ -77,7 +79,8 @@ def configs_for_model(
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
                 bits out alone
     o_dtype     of out: that of q or "e4m3", where q has 8 bits "bf16", "fp16" or "e4m3"; None: that of q, or bf16
-    calls       of CALLS and ON_REQUEST
+    calls       of CALLS and ON_REQUEST. "indexer": head_dim and heads_q are those of the indexer, whose q and keys are
+                e4m3 whatever dtype says, and page_sizes those of its cache
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
     chunk       keys of a block that sees only itself (with causal: Llama 4), in addition to windows
@@ -159,6 +162,9 @@ def configs_for_model(
     if "latent_pages" in calls:
         of_keys = masks, (1,), batch_invariant
         found += model_launches.latent(shared, heads_kv, *of_keys, STORED_IN_PAGES)
+    if "indexer" in calls:
+        of_heads = sizes["head_dim"], index(heads_q), index(heads_kv)
+        found += model_launches.indexer(*of_heads, page_sizes, arch)
     if "kvcache" in calls:
         depths = sizes["head_dim"], sizes["head_dim_v"]
         found += model_launches.appends(dtypes, *depths, page_sizes, arch)

@@ -16,6 +16,7 @@ DEEPSEEK = dict(
     qk_nope_head_dim=128, v_head_dim=128,
 )  # fmt: skip
 # The fields that decide, as the models' config.json files have them -> what the first entry says.
+INDEXER = dict(index_topk=2048, index_n_heads=64, index_head_dim=128)
 PUBLISHED = {
     "Llama 3 8B": (DENSE, dict(head_dim=128, heads_q=32, heads_kv=8, dtype="bf16", windows=([],))),
     "Mistral 7B v0.1": (DENSE | dict(sliding_window=4096), dict(windows=([4095, 0],))),
@@ -53,7 +54,7 @@ PUBLISHED = {
         dict(head_dim=64, causal=False, calls=("dense", "packed")),
     ),
     "DeepSeek V3": (DEEPSEEK, dict(head_dim=576, heads_q=128, heads_kv=1, calls=("latent",))),
-    "DeepSeek V3.2": (DEEPSEEK | dict(index_topk=2048), dict(calls=("latent_rows",), page_sizes=(1,))),
+    "DeepSeek V3.2": (DEEPSEEK | INDEXER, dict(calls=("latent_rows",), page_sizes=(1,))),
 }  # fmt: skip
 
 
@@ -70,7 +71,11 @@ def test_published_models_are_read_and_have_kernels(name, tmp_path):
     assert {field: models[0][field] for field in expected} == expected
     assert all(entry.configs_of("model", model, name) for model in models)
     if said.get("kv_lora_rank"):  # prefill, and chunks of the context that every new token sees
-        assert [model.get("rope_depth") for model in models[1:]] == [64, 64]
+        assert [model.get("rope_depth") for model in models[1:3]] == [64, 64]
+        indexers = [model for model in models if model["calls"] == ("indexer",)]
+        assert indexers == [
+            dict(dtype="bf16", head_dim=128, heads_q=64, heads_kv=1, calls=("indexer",), page_sizes=(64,))
+        ] * ("index_n_heads" in said)  # fmt: skip
         assert models[2]["causal"] is False and models[2]["return_lse"] == (True,)
 
 

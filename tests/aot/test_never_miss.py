@@ -19,6 +19,7 @@ from cute_fa4 import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
+    indexer,
 )
 from cute_fa4.aot import entry, hf_config
 from cute_fa4.calls import repeat
@@ -86,6 +87,14 @@ MODELS = {
         dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent_rows",)),
         {},
     ),
+    "DeepSeek V3.2 indexer": (
+        dict(head_dim=128, heads_q=64, heads_kv=1, page_sizes=(64, 128), calls=("indexer",)),
+        {},
+    ),
+    "Indexer of 24 heads": (
+        dict(head_dim=128, heads_q=24, heads_kv=1, page_sizes=(8,), calls=("indexer",)),
+        {},
+    ),
     "DeepSeek V4 rows": (
         dict(head_dim=512, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent_pages",)),
         {},
@@ -135,6 +144,9 @@ def a_call(draw, model: dict, options: dict) -> None:
     table = numbers(batch, -(-keys // page) + draw.randint(0, 3))
     used, ends = numbers(batch), numbers(batch + 1)
     kind = draw.choice(model["calls"])
+    if kind == "indexer":
+        a_call_of_the_indexer(draw, heads, page, (batch, queries, keys))
+        return
     if kind.startswith("latent"):
         rows = dict(dtype=torch.uint8) if kind == "latent_rows" else dict(dtype=cache)
         stored = numbers(table.numel(), page, 1, 656 if kind == "latent_rows" else depth, **rows)
@@ -220,6 +232,30 @@ def a_call(draw, model: dict, options: dict) -> None:
         q, k, v, queries, ends, most, **where, causal=True, window_size=window, s_aux=sink,
         out=out, **common, **given,
     )  # fmt: skip
+
+
+def a_call_of_the_indexer(draw, heads: int, page: int, sizes: tuple[int, int, int]) -> None:
+    """Scores of a prefill or of a step over pages, or the keys with the highest ones."""
+    batch, queries, keys = sizes
+    clean, floats = {"clean_logits": draw.random() < 0.5}, dict(dtype=torch.float32)
+    kind = draw.choice(("prefill", "pages", "top-k"))
+    if kind == "top-k":
+        indexer.topk_indices(numbers(queries, keys, **floats), 2048, None, numbers(queries))
+    elif kind == "prefill":
+        q, k = numbers(queries, heads, 128, dtype=E4M3), numbers(keys, 128, dtype=E4M3)
+        weights, ends = numbers(queries, heads, **floats), numbers(queries)
+        indexer.fp8_mqa_logits(q, (k, numbers(keys, **floats)), weights, ends, ends, **clean)
+    else:
+        rows = (batch, min(queries, 40))
+        lengths = numbers(*draw.choice((rows, rows[:1])))
+        indexer.fp8_paged_mqa_logits(
+            numbers(*rows, heads, 128, dtype=E4M3),
+            numbers(99, page, 1, 132, dtype=torch.uint8),
+            numbers(rows[0] * rows[1], heads, **floats),
+            lengths,
+            numbers(batch, -(-keys // page)),
+            **clean,
+        )
 
 
 # Lists of blocks: fields of an entry, the layouts of its calls, options of these.

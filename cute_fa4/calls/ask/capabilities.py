@@ -42,11 +42,12 @@ from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
-from cute_fa4.dtypes import OPERANDS, UNQUANTIZED, is_quantized
+from cute_fa4.dtypes import E4M3, OPERANDS, UNQUANTIZED, is_quantized
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import packs_gqa
 from cute_fa4.sm100.choose.which_kernel import QUERIES, Call, kernels_of
+from cute_fa4.sm100.indexer import config as indexer_config
 from cute_fa4.sm100.latent.dequantized.schedule import STORED, STORED_IN_PAGES
 from cute_fa4.sm100.two_tiles.pair.schedule import Pair
 from cute_fa4.system.devices import (
@@ -111,6 +112,7 @@ def capabilities(
     arch: str | None = None,
     compute_capability: tuple[int, int] | None = None,
     latent: bool = False,
+    indexer: bool = False,
     heads_kv: int | None = None,
     batch: int | None = None,
     seqlen_q: int | None = None,
@@ -150,11 +152,24 @@ def capabilities(
     capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes, with head_dim=512
     too 584; kv_dtype and q_quantize ask about a cache of 8-bit columns under q of 16 bits.
 
+    indexer=True asks about the functions of cute_fa4.indexer with `group` heads, and with page_size about the one that
+    reads a cache: capabilities(indexer=True, group=64, page_size=64). The family of such calls is "indexer".
+
     backward=True asks about calls whose q, k and v require gradients (docs/backward.md). A row then also has a
     reason where the call runs but its gradients are not supported.
 
     TypeError for a parameter that the function does not have.
     """
+    if indexer:
+        other = dict(head_dim_v=head_dim_v, causal=causal, return_lse=return_lse, kv_dtype=kv_dtype)
+        other |= dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        _refuse_beside_indexer(other | parameters | {"latent": latent, "backward": backward})
+        archs, refused = _archs(arch, compute_capability)
+        columns_of_indexer = (
+            DTYPE_NAMES.get(dtype, dtype or E4M3.name),
+            head_dim or indexer_config.DEPTH,
+        )
+        return [_of_indexer(*columns_of_indexer, group, page_size or 0, a, refused) for a in archs]
     against = _against_gradients(parameters, latent, page_size, kv_dtype) if backward else []
     given = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     given["page_size"] = page_size
@@ -190,20 +205,14 @@ def capabilities(
     if latent:
         head_dim = LATENT_DEPTHS[0] if head_dim is None else head_dim
         head_dim_v = LATENT_DEPTHS[1] if head_dim_v is None else head_dim_v
-    if compute_capability is not None:
-        if arch is not None:
-            raise TypeError("arch and compute_capability say the same thing: give one of them")
-        major, minor = compute_capability
-        refusal = refusal_of_compute_capability((major, minor))
-        if refusal:
-            shared_reasons.append(refusal)
-        arch = ARCH_OF_COMPUTE_CAPABILITY.get((major, minor), "none")
+    archs, refused = _archs(arch, compute_capability)
+    shared_reasons += refused
     columns = (
         DTYPES if dtype is None else (DTYPE_NAMES.get(dtype, str(dtype)),),
         HEAD_DIMS if head_dim is None else (head_dim,),
         (False, True) if causal is None else (causal,),
         (False, True) if return_lse is None else (return_lse,),
-        ARCHS if arch is None else (arch,),
+        archs,
     )
     common = _Common(tuple(shared_reasons), schedules, kernels, stored, call)
     rows = [
@@ -223,6 +232,46 @@ def capabilities(
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
     return [_with_gradients(row, against) for row in rows] if backward else rows
+
+
+def _archs(arch: str | None, compute_capability) -> tuple[tuple[str, ...], list[str]]:
+    """-> (architectures that a question is about, why a device of the compute capability runs none)."""
+    if compute_capability is None:
+        return (ARCHS if arch is None else (arch,)), []
+    if arch is not None:
+        raise TypeError("arch and compute_capability say the same thing: give one of them")
+    major, minor = compute_capability
+    refusal = refusal_of_compute_capability((major, minor))
+    name = ARCH_OF_COMPUTE_CAPABILITY.get((major, minor), "none")
+    return (name,), [] if refusal is None else [refusal]
+
+
+def _refuse_beside_indexer(given: dict) -> None:
+    """TypeError for an argument that a question about the indexer does not have."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise TypeError(
+                f"{name}: {shown(value)} with indexer=True; accepted: dtype, head_dim, group, page_size, and arch or "
+                "compute_capability"
+            )
+
+
+def _of_indexer(
+    dtype, head_dim: int, heads: int, page_size: int, arch: str, refused: list[str]
+) -> Capability:
+    """The row of calls of the indexer with so many heads; page_size 0: keys without pages."""
+    why = list(refused)
+    if dtype != E4M3.name:
+        why.append(f"dtype {dtype} has no indexer; accepted: {E4M3.name}")
+    if head_dim != indexer_config.DEPTH:
+        why.append(f"head_dim={head_dim}; accepted: {indexer_config.DEPTH}; pad with zeros")
+    known = EMULATED_ARCH if refused else arch
+    config = indexer_config.IndexerConfig(heads, page_size=page_size, arch=known)
+    why += config.refusals_of_call()
+    row = Capability(str(dtype), head_dim, head_dim, False, heads, False, arch, reasons=tuple(why))
+    if why:
+        return row
+    return replace(row, runs=True, devices=_devices(arch), families=("indexer",))
 
 
 def _stored_in_latent(parameters: dict, sizes: dict, head_dim) -> Callable[[str], dict]:

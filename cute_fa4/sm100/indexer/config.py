@@ -69,22 +69,27 @@ class IndexerConfig:
 
     def refusals(self) -> list[str]:
         """Reasons why no such kernel exists, each with value and remedy."""
-        why = []
-        if self.heads % OF_HEADS or not 0 < self.heads <= MOST_HEADS:
-            why.append(
-                f"heads={self.heads}; accepted: multiples of {OF_HEADS} up to {MOST_HEADS}; pad heads with weights of 0"
-            )
+        why = self.refusals_of_call()
         if self.columns % OF_COLUMNS or not 0 < self.columns <= 2 * MOST_HEADS:
             why.append(
                 f"queries={self.queries} with heads={self.heads}; accepted: queries * heads a multiple of "
                 f"{OF_COLUMNS} up to {2 * MOST_HEADS}; use queries_of_tile({self.heads})"
             )
+        if self.ends not in ("rows", "lengths"):
+            why.append(f"ends={self.ends!r}; accepted: 'rows' or 'lengths'")
+        return why
+
+    def refusals_of_call(self) -> list[str]:
+        """Those that do not depend on what a call chooses: queries of a tile, and how ends are given."""
+        why = []
+        if self.heads % OF_HEADS or not 0 < self.heads <= MOST_HEADS:
+            why.append(
+                f"heads={self.heads}; accepted: multiples of {OF_HEADS} up to {MOST_HEADS}; pad heads with weights of 0"
+            )
         if not is_page_size(self.page_size):
             why.append(
                 f"page_size={self.page_size}; accepted: 8, 16, 32, 64, or multiples of {KEYS}; 0 without pages"
             )
-        if self.ends not in ("rows", "lengths"):
-            why.append(f"ends={self.ends!r}; accepted: 'rows' or 'lengths'")
         if self.arch not in ARCHES:
             why.append(f"arch={self.arch!r}; accepted: {' or '.join(map(repr, ARCHES))}")
         return why

@@ -5,8 +5,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cute_fa4 import compile_cache, indexer
+from cute_fa4 import capabilities, compile_cache, indexer
 from cute_fa4.sm100.indexer.config import IndexerConfig
+from cute_fa4.system.devices import asked_for
 from tests.sm100.indexer.problems import (
     E4M3,
     cache_of,
@@ -174,3 +175,52 @@ def test_a_configuration_is_data():
 
     config = IndexerConfig(64, 2, page_size=64, ends="lengths", clean=False)
     assert from_data(to_data(config)) == config
+
+
+@pytest.mark.parametrize("page_size", [0, 5, 8, 64, 96, 128])
+@pytest.mark.parametrize("heads", [4, 9, 24, 64, 128, 136])
+def test_capabilities_say_what_calls_do(heads, page_size):
+    """No length is part of the answer. Pages beside heads: a call names the first that is wrong, an answer both."""
+    floats = dict(device="meta", dtype=torch.float32)
+    q = torch.empty(1, 2, heads, 128, device="meta", dtype=E4M3)
+    ends, weights = (
+        torch.empty(2, device="meta", dtype=torch.int32),
+        torch.empty(2, heads, **floats),
+    )
+    for row in capabilities(indexer=True, group=heads, page_size=page_size):
+        with asked_for(row.arch) as asked:
+            try:
+                if page_size:
+                    cache = torch.empty(3, page_size, 1, 132, device="meta", dtype=torch.uint8)
+                    table = torch.empty(1, 2, device="meta", dtype=torch.int32)
+                    indexer.fp8_paged_mqa_logits(q, cache, weights, ends[:1], table)
+                else:
+                    keys = torch.empty(9, 128, device="meta", dtype=E4M3), torch.empty(9, **floats)
+                    indexer.fp8_mqa_logits(q[0], keys, weights, ends, ends)
+            except ValueError:
+                assert not row.runs and row.reasons
+            else:
+                assert row.runs and row.families == ("indexer",)
+        assert {config.arch for config in asked} == ({row.arch} if row.runs else set())
+
+
+def test_a_question_about_the_indexer_has_its_own_arguments():
+    with pytest.raises(TypeError, match="causal: True with indexer=True; accepted: dtype, head_di"):
+        capabilities(indexer=True, causal=True)
+    with pytest.raises(TypeError, match="softcap: 1.0 with indexer=True"):
+        capabilities(indexer=True, softcap=1.0)
+    (row,) = capabilities(indexer=True, group=64, compute_capability=(9, 0))
+    assert len(row.reasons) == 1 and row.reasons[0].startswith("compute capability 9.0")
+    reasons = [
+        row.reasons for row in capabilities(indexer=True, dtype="bf16", head_dim=64, group=8)
+    ]
+    assert (
+        reasons
+        == [
+            (
+                "dtype bf16 has no indexer; accepted: e4m3",
+                "head_dim=64; accepted: 128; pad with zeros",
+            )
+        ]
+        * 2
+    )

@@ -205,7 +205,8 @@ _WITH_CACHE = tuple(row.cached or row.name for row in OPERANDS.values())
 
 def tensors_of(given: Mapping[str, Any], cached: bool = False) -> CallTensors:
     """The record of a call from its arguments by name, of which any may be missing. cached: as argument_names."""
-    return CallTensors._make(map(given.get, argument_names(cached)))
+    # Dynamo of PyTorch 2.8 does not trace map(given.get, ...)
+    return CallTensors._make([given.get(name) for name in argument_names(cached)])
 
 
 def fields(names: Iterable[str]) -> Callable[[CallTensors], tuple]:

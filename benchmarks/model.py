@@ -11,6 +11,7 @@
     python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
     python benchmarks/model.py --eight-bits       the table of 8-bit tensors; with --docs write it
     python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
+    python benchmarks/model.py --block-sparse     the tables of block sparsity; with --docs write these only
     python benchmarks/model.py --invariance       what batch_invariant=True costs; with --docs write these tables
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
@@ -32,6 +33,7 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
 
 from benchmarks.cycle_model import (  # noqa: E402
     b300,
+    block_sparse,
     calibration,
     depths,
     eight_bits,
@@ -135,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--eight-bits", action="store_true")
     parser.add_argument("--b300", action="store_true")
     parser.add_argument("--pairs", action="store_true")
+    parser.add_argument("--block-sparse", action="store_true")
     parser.add_argument("--invariance", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
@@ -165,8 +168,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    if args.depths or args.b300 or args.pairs or args.eight_bits or args.invariance:
+    chosen_tables = args.depths, args.b300, args.pairs, args.eight_bits, args.block_sparse
+    if any(chosen_tables) or args.invariance:
         tables = {"b300": b300.table(makers)} if args.b300 else {}
+        if args.block_sparse:
+            tables |= block_sparse.tables(makers, constants)
         if args.eight_bits:
             tables |= eight_bits.tables(makers, constants)
         if args.depths:
@@ -213,6 +219,7 @@ def main(argv: list[str] | None = None) -> int:
             lambda: wide.tables(makers, constants),
             lambda: eight_bits.tables(makers, constants),
             lambda: {"b300": b300.table(makers)},
+            lambda: block_sparse.tables(makers, constants),
             lambda: invariance.tables(constants),
             decode_tables,
         ):

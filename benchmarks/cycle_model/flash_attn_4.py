@@ -18,8 +18,8 @@ import pickle
 import tempfile
 from pathlib import Path
 
-from benchmarks.cycle_model.our_kernel import torch_dtype
-from benchmarks.cycle_model.workloads import Workload, workloads_of
+from benchmarks.cycle_model.our_kernel import all_blocks, torch_dtype
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, ListedWorkload, Workload, workloads_of
 from cute_fa4.emulator.model import trace
 
 
@@ -139,6 +139,13 @@ def _call(interface, variant) -> None:
         interface.flash_attn_varlen_func(q, k, v, **options)
         return
     k, v = (tensor(batch, seqlen, heads=heads_kv, depth=depth) for depth in depths)
+    if variant.q_block:
+        counts = batch, heads, seqlen // variant.q_block
+        entries = *counts, seqlen // KEYS_A_TILE
+        shapes = (counts, entries) * 2
+        options["block_sparse_tensors"] = interface.BlockSparseTensorsTorch(
+            *(numbers(*shape) for shape in shapes), block_size=(variant.q_block, KEYS_A_TILE)
+        )
     interface.flash_attn_func(q, k, v, **options)
 
 
@@ -182,6 +189,11 @@ def launch(captured: Capture, work: Workload):
     else:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
+    if isinstance(work, ListedWorkload):  # as full blocks: none is partial
+        each = 1, work.heads_q, 1
+        full = tuple(x.expand(*each, *x.shape[3:]).contiguous() for x in all_blocks(work))
+        none = tuple(torch.zeros_like(x) for x in full)
+        optional["block_sparse"] = (*none, *full, *[None] * 4)
     out = torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16)
     if q.dtype.itemsize == 1:  # which it takes as bytes
         q, k, v = (x.view(torch.uint8) for x in (q, k, v))

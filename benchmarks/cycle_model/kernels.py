@@ -64,6 +64,7 @@ class Variant:
     dtype      of q, k and v: bf16 or e4m3
     arch       what it is compiled for
     choices    ours: further choices of its schedule, as (name, value)
+    q_block    queries of a block of block_sparse_tensors, with 128 keys; 0: there are no lists
     """
 
     maker: str
@@ -79,6 +80,7 @@ class Variant:
     dtype: str = "bf16"
     arch: str = "sm_100a"
     choices: tuple[tuple[str, object], ...] = ()
+    q_block: int = 0
 
     @classmethod
     def of(cls, maker: str, problem: Problem, arch: str = "sm_100a") -> Variant:
@@ -114,7 +116,8 @@ class Variant:
         """Query rows of a work tile."""
         of_8_bits = self.dtype in ("e4m3", "e5m2")
         wide = is_wide(self.head_dim, self.head_dim_v or self.head_dim, of_8_bits)
-        rows = ROWS_A_CTA // 2 if wide else ROWS_A_CTA  # one query tile, or two
+        one_tile = wide or self.q_block % ROWS_A_CTA
+        rows = ROWS_A_CTA // 2 if one_tile else ROWS_A_CTA
         return rows * (2 if self.pair else 1)
 
     @property
@@ -142,8 +145,11 @@ class Variant:
         words += ", ragged" * self.ragged
         words += f", pages of {self.page_size}" * (self.page_size > 0)
         words += ", pairs" * self.pairs
+        words += f", blocks of {self.q_block} x {KEYS_A_TILE}" * (self.q_block > 0)
         words += f", {self.dtype}" * (self.dtype != "bf16")
-        words += "".join(f", {name} {value}" for name, value in self.choices)
+        words += "".join(
+            f", {name} {getattr(value, 'name', value)}" for name, value in self.choices
+        )
         return words + ", one block a CTA" * self.one_block
 
     def __str__(self):

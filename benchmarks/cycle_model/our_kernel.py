@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from benchmarks.cycle_model.workloads import KEYS_A_TILE, CacheWorkload, RopeWorkload, Workload
+from benchmarks.cycle_model.workloads import (
+    KEYS_A_TILE,
+    CacheWorkload,
+    ListedWorkload,
+    RopeWorkload,
+    Workload,
+)
 from cute_fa4.emulator.model import trace
 
 
@@ -63,6 +69,14 @@ def _in_rope(work: Workload, q, k) -> dict:
     return {"mQ": of_q, "mK": own, "rope": (rope, rope_of_q.to(dtype))}
 
 
+def all_blocks(work: ListedWorkload) -> tuple:
+    """Counts and entries of a list with every key tile of a workload, for all work tiles."""
+    import torch
+
+    counts = torch.full((1, 1, 1), work.tiles, dtype=torch.int32)
+    return counts, torch.arange(work.tiles, dtype=torch.int32)[None, None, None]
+
+
 def _apart(x, depth: int) -> tuple:
     """Columns of Q or K before the last ones, and these."""
     return x[..., :-depth].contiguous(), x[..., -depth:].contiguous()
@@ -90,6 +104,8 @@ def config(variant):
         page_size=variant.page_size,
         claims=variant.claims,
         arch=variant.arch,
+        q_block=variant.q_block,
+        kv_block=KEYS_A_TILE if variant.q_block else 0,
         **dict(variant.choices),
     )
     call = Call.of_choices(choices, seqlen_q=variant.rows, pairs=variant.pairs, stays=True)
@@ -154,6 +170,8 @@ def _arguments(work: Workload) -> tuple:
         softmax_scale=scale,
     )
     more |= _in_rope(work, q, k)
+    if isinstance(work, ListedWorkload):
+        more["blocks"] = all_blocks(work)
     more |= dict(max_seqlen_q=work.seqlen_q)
     names = inspect.signature(SM100MHA2Q.__call__).parameters
     unknown = set(more) - set(names)

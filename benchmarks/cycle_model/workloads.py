@@ -11,6 +11,7 @@ the steady state repeats itself.
                  the beginning of a sequence, which the window does not cut; W / 128 + 2 tiles are
                  every later block: masked at both ends. More tiles come with a window that is so
                  much longer, and give the steady state between two masked ends
+    listed       block_sparse_tensors: a list has every key tile, as a full block
     ragged       packed sequences. Without a causal mask the last key tile is half full, as the one
                  that nearly every sequence ends with. 0 tiles: CTAs that find nothing to do
 """
@@ -82,11 +83,17 @@ class CacheWorkload(Workload):
     kv_dtype: str = "e4m3"
 
 
+@dataclass(frozen=True)
+class ListedWorkload(Workload):
+    """One whose key tiles are listed: one list of all tiles, which every work tile reads."""
+
+
 def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:
     """A CTA, or pair of CTAs, of a kernels.Variant with so many key tiles."""
     rows = variant.rows
     half_full = variant.ragged and not variant.causal and tiles > 0
-    return Workload(
+    kind = ListedWorkload if variant.q_block else Workload
+    return kind(
         variant.head_dim,
         variant.causal,
         variant.group * work_tiles,
@@ -145,4 +152,5 @@ def uses_pairs(variant) -> bool:
     depths = variant.head_dim, variant.head_dim_v or variant.head_dim
     if depths == (256, 256):  # under every mask
         return True
-    return not variant.causal and not variant.ragged and depths in ((128, 128), (192, 128))
+    dense = not variant.causal and not variant.ragged and not variant.q_block
+    return dense and depths in ((128, 128), (192, 128))

@@ -1,0 +1,197 @@
+"""Lists of key blocks: time by density, compared with the dense call, with flash-attn-4, and with published rows.
+
+    python benchmarks/model.py --block-sparse          the tables; with --docs write them
+
+Work tiles are those of the kernel's own tile scheduler. All heads share the lists of a problem.
+
+    random      each key block is listed with the probability of the density
+    clustered   the last query blocks, half of the density of them, see all keys; the others a band. The long lists are
+                those that the grid begins last
+    law         time of the SMs / (density x that of the dense call): at most LIMIT. The fixed cost of a launch, which
+                is the same, does not count
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.cycle_model import report, schedules
+from benchmarks.cycle_model.grid import LaunchTime, launch_time
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs
+from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.ratios import ratio
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA
+from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+
+PUBLISHED_FILE = Path(__file__).with_name("published_block_sparse.json")
+HEADS, DEPTH = 12, 128
+SEQLENS = (4096, 16384, 32768, 65536)
+DENSITIES = (0.1, 0.25, 0.5, 1.0)
+PATTERNS = ("random", "clustered")
+SMALLER = 128  # queries of a block that flash-attn-4 does not have
+LIMIT = 1.08
+
+
+@dataclass(frozen=True)
+class Listed(Problem):
+    """A dense problem whose blocks of queries list key blocks. counts: key blocks of each, for all heads."""
+
+    counts: tuple[int, ...] = ()
+
+    def key_tiles(self, sequence: int, first: int, rows: int) -> int:
+        return self.counts[first * len(self.counts) // self.seqlen]
+
+    @property
+    def density(self) -> float:
+        """Pairs of blocks that are listed, of all pairs."""
+        return sum(self.counts) / len(self.counts) / (self.seqlen // KEYS_A_TILE)
+
+
+def listed(pattern: str, seqlen: int, q_block: int, density: float) -> Listed:
+    """A problem of the table.
+
+    >>> listed("clustered", 2048, 128, 0.5).counts
+    (5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 16, 16, 16, 16)
+    >>> listed("random", 1 << 16, 128, 0.25).density == 0.25
+    False
+    """
+    blocks, keys = seqlen // q_block, seqlen // KEYS_A_TILE
+    if pattern == "random":
+        draw = random.Random(0)
+        counts = [sum(draw.random() < density for _ in range(keys)) for _ in range(blocks)]
+    else:
+        few = round(keys * (density / 2) / (1 - density / 2))
+        long = round(blocks * density / 2)
+        counts = [few] * (blocks - long) + [keys] * long
+    return Listed(1, HEADS, HEADS, seqlen, DEPTH, False, counts=tuple(counts))
+
+
+def _dense(seqlen: int) -> Problem:
+    return Problem(1, HEADS, HEADS, seqlen, DEPTH, False)
+
+
+def _near(batch, head, q_idx, kv_idx):
+    return kv_idx <= q_idx + 200
+
+
+SMALL, LARGE = (Variant(OURS, DEPTH, q_block=rows) for rows in (SMALLER, ROWS_A_CTA))
+PEER = replace(LARGE, maker=THEIRS)
+ALONE, PAIRS, PEER_DENSE = (
+    Variant(OURS, DEPTH),
+    Variant(OURS, DEPTH, pairs=True),
+    Variant(THEIRS, DEPTH),
+)
+_HIDING = (("mask_mod", ScoreMod.of(_near, "mask_mod")),)
+HIDING = tuple(replace(variant, choices=_HIDING) for variant in (SMALL, LARGE))
+TIMED = (SMALL, LARGE, PEER)
+Kernels = dict[Variant, report.Modelled]
+
+
+def _time(
+    kernels: Kernels, variant: Variant, problem: Problem, constants, order=None
+) -> LaunchTime:
+    return launch_time(variant, problem, kernels[variant].cycles, constants, order=order)
+
+
+def law(time: LaunchTime, density: float, dense: LaunchTime) -> float:
+    """Time of the SMs over density times that of the dense call; the rest of a launch is the same in both."""
+    return time.busy_us / (density * dense.busy_us)
+
+
+def _cells(
+    kernels: Kernels, variant: Variant, problem: Listed, dense: LaunchTime, constants
+) -> list:
+    """Time, speed and law; ours also the law if the longest lists began first."""
+    if variant not in kernels:
+        return ["-"] * 3
+    time = _time(kernels, variant, problem, constants)
+    tflops = time.tflops(problem) * problem.density
+    cells = [f"{time.us:.1f}", f"{tflops:.0f}", f"{law(time, problem.density, dense):.2f}"]
+    if variant == SMALL:
+        order = sorted(schedules.work_tiles(variant, problem), reverse=True)
+        sorted_time = _time(kernels, variant, problem, constants, order)
+        cells.append(f"{law(sorted_time, problem.density, dense):.2f}")
+    return cells
+
+
+def table(kernels: Kernels, constants: dict[str, Constant]) -> str:
+    """A row for each length, pattern and density."""
+    ours, theirs = f"cute_fa4, {ROWS_A_CTA}", f"flash-attn-4, {ROWS_A_CTA}"
+    lines = [
+        f"Modelled: one sequence, {HEADS} heads, bf16, head dim {DEPTH}, blocks of {SMALLER} x {KEYS_A_TILE} and of "
+        f"{ROWS_A_CTA} x {KEYS_A_TILE} queries x keys. TFLOPS count listed blocks only. law: time of the SMs over "
+        f"density times that of our dense call; the bar is {LIMIT}. sorted: the law if the longest lists began first.",
+        "",
+        f"| S | pattern | density | cute_fa4, {SMALLER}: us | TFLOPS | law | sorted | {ours}: us | TFLOPS | law "
+        f"| {theirs}: us | TFLOPS | law | ratio |",
+        "|---" * 14 + "|",
+    ]
+    for seqlen in SEQLENS:
+        whole = _dense(seqlen)
+        dense = _time(kernels, PAIRS if runs_on_pairs(whole) else ALONE, whole, constants)
+        for pattern in PATTERNS:
+            for density in DENSITIES:
+                if density == 1 and pattern != PATTERNS[0]:
+                    continue  # all lists have all blocks
+                row = [seqlen, pattern if density < 1 else "all", density]
+                for variant in TIMED:
+                    problem = listed(pattern, seqlen, variant.q_block, density)
+                    row += _cells(kernels, variant, problem, dense, constants)
+                both = row[7], row[10]
+                row.append("" if "-" in both else ratio(float(both[1]) / float(both[0])))
+                lines.append("| " + " | ".join(map(str, row)) + " |")
+    return "\n".join(lines)
+
+
+def steady_table(kernels: Kernels) -> str:
+    """Cycles of each kernel for a key tile of 256 queries in the steady state."""
+    lines = [
+        f"Cycles of {ROWS_A_CTA} queries and {KEYS_A_TILE} keys on an SM in the steady state.",
+        "",
+        "| kernel | cycles | bound |",
+        "|---|---|---|",
+    ]
+    for variant, kernel in kernels.items():
+        rows = variant.rows // (2 if variant.pair else 1)
+        cycles = kernel.steady.cycles * ROWS_A_CTA / rows
+        hides = "partial blocks, with a mask_mod of two operations" if variant.choices else ""
+        what = ", ".join(filter(None, (variant.maker, replace(variant, choices=()).mask, hides)))
+        what += ", pairs" * (variant.maker == THEIRS and variant.pair)
+        lines.append(f"| {what} | {cycles:.0f} | {kernel.steady.bound} |")
+    return "\n".join(lines)
+
+
+def published_table() -> str:
+    """Speeds that others measured."""
+    lines = [
+        "Published, measured by others:",
+        "",
+        "| what | S | density | us | TFLOPS |",
+        "|---|---|---|---|---|",
+    ]
+    for row in json.loads(PUBLISHED_FILE.read_text())["rows"]:
+        cells = (str(row.get(name, "")) for name in ("seqlen", "density", "us", "tflops"))
+        lines.append(f"| [{row['what']}]({row['url']}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def variants(makers: Iterable[str]) -> list[Variant]:
+    """Every kernel of both tables."""
+    wanted = (SMALL, HIDING[0], LARGE, HIDING[1], PEER, ALONE, PAIRS, PEER_DENSE)
+    return [variant for variant in wanted if variant.maker in makers]
+
+
+def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+    """By the marks of docs/performance/block_sparsity.md."""
+    kernels = {variant: report.model(variant, constants) for variant in variants(makers)}
+    of_code = report.made_by(kernels)
+    return {
+        "block_sparse": f"{table(kernels, constants)}\n\n{of_code}",
+        "block_sparse_steady": f"{steady_table(kernels)}\n\n{of_code}",
+        "block_sparse_published": published_table(),
+    }

@@ -1,0 +1,63 @@
+"""The tables of block sparsity: work tiles are the lists, the law is one for the dense call, no row is missing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cycle_model import block_sparse, report, schedules
+from benchmarks.cycle_model.evaluate import SteadyState
+from benchmarks.cycle_model.grid import CTACycles, Curve
+from benchmarks.cycle_model.kernels import OURS, THEIRS
+from cute_fa4.emulator.model.constants import B200
+
+PAGE = (Path(__file__).parents[2] / "docs" / "performance" / "block_sparsity.md").read_text()
+CURVE = Curve(((1, 2000.0), (2, 4000.0)))  # proportional to the key tiles
+BUSY = dict.fromkeys(("tensor", "mufu"), 0.5)
+KERNELS = {
+    variant: report.Modelled(variant, CTACycles(CURVE, CURVE), SteadyState(2000.0, BUSY), {})
+    for variant in block_sparse.variants((OURS, THEIRS))
+}
+
+
+def rows_of(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+
+def stored(name: str) -> str:
+    return re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("variant", block_sparse.TIMED, ids=str)
+@pytest.mark.parametrize("pattern", block_sparse.PATTERNS)
+@pytest.mark.parametrize("density", block_sparse.DENSITIES)
+def test_work_tiles_are_the_lists_of_every_head(variant, pattern, density):
+    """In the order of the kernel's own scheduler: the blocks of a head one after the other."""
+    problem = block_sparse.listed(pattern, 4096, variant.q_block, density)
+    assert schedules.work_tiles(variant, problem) == list(problem.counts) * block_sparse.HEADS
+    assert problem.density == pytest.approx(density, rel=0.25)
+
+
+def test_the_law_is_one_for_the_dense_call_and_for_a_kernel_that_costs_what_is_listed():
+    """A chip of one SM has no tail, so the time of the SMs is proportional to the listed blocks."""
+    one = B200 | {"sms": B200["sms"].__class__(1, "SMs", "")}
+    dense_problem = block_sparse._dense(4096)
+    dense = block_sparse._time(KERNELS, block_sparse.ALONE, dense_problem, one)
+    assert block_sparse.law(dense, 1.0, dense) == 1.0
+    problem = block_sparse.listed("random", 4096, 256, 0.25)
+    time = block_sparse._time(KERNELS, block_sparse.LARGE, problem, one)
+    assert block_sparse.law(time, problem.density, dense) == pytest.approx(1.0)
+
+
+def test_the_page_has_every_row_of_every_table():
+    fresh = rows_of(block_sparse.table(KERNELS, B200))
+    assert [row[:3] for row in rows_of(stored("block_sparse"))] == [row[:3] for row in fresh]
+    names = [row[0] for row in rows_of(block_sparse.steady_table(KERNELS))]
+    assert [row[0] for row in rows_of(stored("block_sparse_steady"))] == names
+    assert rows_of(stored("block_sparse_published")) == rows_of(block_sparse.published_table())
+
+
+def test_no_row_of_the_page_is_slower_than_flash_attn_4():
+    ratios = [row[-1] for row in rows_of(stored("block_sparse"))]
+    assert ratios and all(ratio == "same" or float(ratio) > 1 for ratio in ratios)

@@ -11,6 +11,7 @@
                       the same with torch's interfaces
     BlockSparseTensors, block_mask
                       lists of key blocks for block_sparse_tensors=
+    interval_mask     a mask_mod of key intervals of each query
     indexer           scores of keys for sparse attention, with DeepGEMM's interface, and the keys with the highest ones
     masks, score_mods values for mask= and score_mod=
     capabilities      which combinations run, and why the others do not
@@ -47,6 +48,7 @@ _HOME = {
     "scaled_dot_product_attention": "cute_fa4.integrations.sdpa",
     "BlockSparseTensors": "cute_fa4.block_sparsity",
     "block_mask": "cute_fa4.block_sparsity",
+    "interval_mask": "cute_fa4.intervals",
     "flex_attention": "cute_fa4.integrations.flex",
     "EmulatorWarning": "cute_fa4.calls.launch",
     "capabilities": "cute_fa4.calls.ask.capabilities",

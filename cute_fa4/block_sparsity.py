@@ -157,6 +157,7 @@ def block_mask(
         raise TypeError(
             f"mask_mod: {mask_mod!r}; accepted: a function of (batch, head, q_idx, kv_idx)"
         )
+    check_rows = mod.check
     mods, aux = joined({"mask_mod": mod}, aux)
     mod = mods["mask_mod"]
     mod.function.check(aux)
@@ -165,6 +166,8 @@ def block_mask(
     for name, number in (sizes | {"block_size[0]": queries, "block_size[1]": keys}).items():
         if not isinstance(number, int) or number < 1:
             raise ValueError(f"{name}: {number!r}; accepted: an int of at least 1")
+    if check_rows is not None:
+        check_rows(aux, batch, heads, batch * seqlen_q)
     if device is None:
         device = aux[0].device if aux else torch.get_default_device()
     grid = _Grid(mod.function, aux, seqlen_q, seqlen_k, queries, keys, torch.device(device))

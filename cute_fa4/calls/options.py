@@ -25,6 +25,7 @@ from cute_fa4.dtypes import PLAIN, PLAIN_FLOATS, names_of
 from cute_fa4.masks import BoundMask, full, resolve_mask
 from cute_fa4.sm100.blueprint.captured import called, joined
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, composed, soft_cap
+from cute_fa4.sm100.traced.trace import Traced
 
 SINK_DTYPES = names_of(PLAIN_FLOATS)
 AUX_DTYPES = names_of(PLAIN)  # bytes of a bool: as_read
@@ -143,6 +144,12 @@ def functions_of(q, given: dict, aux_tensors) -> tuple[dict, object]:
                 )
             if isinstance(q, torch.Tensor):
                 check_place(f"{name}: {called(mod, i)}", tensor, q.device, gradients=True)
+        of_caller = mod.captured and isinstance(mod.function, Traced)
+        has_rows = isinstance(q, torch.Tensor) and q.dim() > 2
+        if has_rows and of_caller and mod.check is not None:
+            of_sequences = None  # offsets may be on the device
+            rows = math.prod(q.shape[:-2])
+            mod.check(tuple(aux_tensors or ()), of_sequences, q.shape[-2], rows)
     return joined(mods, tuple(aux_tensors or ()))
 
 

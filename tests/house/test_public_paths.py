@@ -12,7 +12,7 @@ from cute_fa4 import emulator, sm100
 PUBLIC = {
     "cute_fa4": (
         *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
-        *("BlockSparseTensors", "block_mask", "flex_attention"),
+        *("BlockSparseTensors", "block_mask", "flex_attention", "interval_mask"),
         *("scaled_dot_product_attention", "capabilities", "Capability", "FA4Config", "warmup"),
         *("configs_for_model", "EmulatorWarning", "JitError", "JitWarning"),
         *("aot", "indexer", "masks", "score_mods"),

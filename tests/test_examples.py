@@ -216,3 +216,11 @@ def test_sparse_attention_chooses_the_keys_of_the_reference():
     output = run("examples/15_sparse_attention.py", "--keys", "300", "--queries", "2")
     assert "keys: 256 of 256 are those of the float64 reference" in output
     assert "out (2, 16, 512): relative error " in output
+
+
+def test_native_sparse_attention_selects_the_blocks_of_the_reference():
+    """Four of eight blocks, and all three of the shorter sequence, for two key-value heads."""
+    output = run("examples/16_nsa_decode.py", "--keys", "460", "161", "--selected", "4")
+    assert "blocks: 14 of 14 are those of the float64 reference" in output
+    assert "gated sum (2, 1, 16, 64): relative error " in output
+    assert "one softmax (2, 1, 16, 64): relative error " in output

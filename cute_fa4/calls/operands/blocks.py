@@ -14,9 +14,8 @@ import torch
 
 from cute_fa4.block_sparsity import COUNTS, DEFAULT_BLOCK_SIZE, ENTRIES, BlockSparseTensors
 from cute_fa4.calls.operands.lengths import check_index_tensor, keys_of, queries_of
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES
+from cute_fa4.calls.operands.scale_views import BLOCKS as OF_BLOCKS
 from cute_fa4.calls.request import Choices, Where
-from cute_fa4.dtypes import is_quantized
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS, ROPE, CallTensors, axes_of_list
 from cute_fa4.sm100.blueprint.listed import LISTED_BLOCK
 from cute_fa4.sm100.blueprint.small_blocks import UNIT
@@ -110,9 +109,15 @@ def checked_blocks(
     if blocks is None:
         return None
     q, k = tensors.q, tensors.k
-    if is_quantized(DTYPE_NAMES[q.dtype]) or k.dtype != q.dtype:
+    if k.dtype != q.dtype:
         raise NotImplementedError(
-            f"block_sparse_tensors: with q of {q.dtype} and k of {k.dtype}; accepted: q, k and v of bfloat16 or float16"
+            f"block_sparse_tensors: with q of {q.dtype} and k of {k.dtype}; accepted: q, k and v of one dtype; "
+            "with many queries, q_quantize=None quantizes q as k"
+        )
+    if getattr(tensors.q_descale, "dtype", None) is OF_BLOCKS:
+        raise NotImplementedError(
+            f"block_sparse_tensors: with q_descale of {OF_BLOCKS}, scales of blocks; accepted: scales per tensor, "
+            "head or token"
         )
     if tensors.has(ROPE):
         raise NotImplementedError(

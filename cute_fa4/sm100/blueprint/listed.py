@@ -1,7 +1,5 @@
 """Lists of key blocks (work/block_lists.py): which problems may have them, and block sizes that a schedule runs."""
 
-from cute_fa4.dtypes import UNQUANTIZED
-
 from . import bands
 
 LISTED_BLOCK = 128  # sizes are multiples of a tile
@@ -50,10 +48,6 @@ def contradictions(problem) -> list[str]:
         for name, value in PLAIN.items()
         if getattr(problem, name) != value
     ]
-    if problem.is_quantized:
-        why.append(
-            f"qkv_dtype={problem.qkv_dtype!r} with {size} is not supported: use {' or '.join(map(repr, UNQUANTIZED))}"
-        )
     return why
 
 

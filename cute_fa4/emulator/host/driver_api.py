@@ -104,10 +104,11 @@ global_memory = GlobalMemory()
 
 @dataclass(eq=False)
 class _Library:
-    """The kernels of one host function: PTX and labels."""
+    """The kernels of one host function: PTX, labels that were given, labels that were found (kernel -> labels)."""
 
     ptx: str
     labels: object
+    found: dict = field(default_factory=dict)
 
 
 _libraries: dict[int, _Library] = {}  # number of the host function -> _Library
@@ -130,9 +131,13 @@ _unwaited = ()
 # --- what emulator/__init__.py uses ---------------------------------------------------------------------
 
 
-def register(number, ptx, labels=None):
-    """Register the kernels of a host function (number: from runtime_library.link_host_function)."""
-    _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels)
+def register(number, ptx, labels=None, found=None):
+    """Register the kernels of a host function (number: from runtime_library.link_host_function).
+
+    labels  KernelLabels that were given: they take precedence over
+    found   those that the trace of a kernel gave, by the name of its entry
+    """
+    _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels, found or {})
 
 
 @contextlib.contextmanager
@@ -299,7 +304,7 @@ def execute(program, *, labels, dependent=False, **launched):
         result = execute_grid(
             program,
             memory=global_memory,
-            labels=current.labels or labels,
+            labels=_joined(current.labels or labels, program, launched["dynamic_shared_bytes"]),
             mode=current.mode,
             seed=current.seed,
             budget=current.instruction_budget,
@@ -326,9 +331,17 @@ def execute(program, *, labels, dependent=False, **launched):
     _run.seconds += time.perf_counter() - start
 
 
+def _joined(labels, program, dynamic_bytes):
+    """The labels that were given, and for what they do not name those that were found."""
+    for found in program.found:
+        labels = labels.or_else(found.at(dynamic_bytes))
+    return labels
+
+
 def _program(library, name, labels, transform):
     """The decoded kernel, edited by transform if there is one."""
     from cute_fa4.emulator.ptx.parser import parse
+    from cute_fa4.emulator.ptx.source_names import kernel_names
     from cute_fa4.emulator.run.program import Program
 
     edited = None if transform is None else transform(name, library.ptx)
@@ -341,6 +354,7 @@ def _program(library, name, labels, transform):
                 f"the PTX has no kernel {name}; it has {', '.join(module.kernels) or 'none'}"
             )
         program = Program(module.kernels[name], module)
+        program.found = (library.found.get(name, NO_LABELS), kernel_names(program.kernel, module))
     _programs[key] = program
     while len(_programs) > MAX_PROGRAMS:
         del _programs[next(iter(_programs))]

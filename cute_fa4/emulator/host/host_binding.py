@@ -7,7 +7,7 @@ object with runtime_library.c. Everything else is unchanged.
 
 import contextlib
 
-from cute_fa4.emulator.host import driver_api
+from cute_fa4.emulator.host import driver_api, traced_names
 from cute_fa4.emulator.host.runtime_library import link_host_function, scratch_directory
 from cute_fa4.emulator.ptx_only import ptx_only
 
@@ -48,12 +48,14 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
     if kept is not None:
         own.append("--keep-cubin")
     until_ptx = ptx_only() if kept is None else contextlib.nullcontext()
-    with until_ptx, _running_on(arch), _bound_to_emulator() as numbers:
+    with (
+        until_ptx, _running_on(arch), _bound_to_emulator() as numbers, traced_names.recording() as found
+    ):  # fmt: skip
         compiled = compiler(
             function, *args, options=f"{options or ''} {' '.join(own)}".strip(), **kwargs
         )
     for number in numbers:
-        driver_api.register(number, compiled.__ptx__, labels)
+        driver_api.register(number, compiled.__ptx__, labels, found)
     if kept is not None and compiled.__cubin__:
         keep_machine_code(compiled.__ptx__, compiled.__cubin__)
     return compiled

@@ -122,13 +122,12 @@ class SharedMemory:
         self._owned[offset : offset + 8] = False
 
     def describe(self, offset):
-        """ "0x2480 (dynamic +0x1c80, Q tile)" for messages."""
-        text = f"0x{offset:x}"
-        if offset >= self.dynamic_base:
-            text += f" (dynamic +0x{offset - self.dynamic_base:x}"
-            name = self.labels.shared_name(offset - self.dynamic_base) if self.labels else ""
-            text += f", {name})" if name else ")"
-        return text
+        """ "0x2480 (dynamic +0x1c80, Q tile)" for messages; "0x410 (tile+0x10)" in a static variable."""
+        at = offset - self.dynamic_base
+        dynamic = f"dynamic +0x{at:x}" if at >= 0 else ""
+        name = self.labels.shared_name(at) if self.labels else ""
+        known = ", ".join(filter(None, (dynamic, name)))
+        return f"0x{offset:x} ({known})" if known else f"0x{offset:x}"
 
     def _items(self, offsets, itemsize, what, issuer):
         """Index of every item in the view of its type; for wide items a trailing axis of 8-byte words."""

@@ -7,11 +7,14 @@
         barriers=((8, "kv.full[0]", "mma", "load"),),                  # offset, name, who waits, who arrives
     )
 
-Names are used only in messages; a kernel without labels runs in the same way.
+Names are used only in messages; a kernel without labels runs in the same way. Names that are not given are found
+where possible (host/traced_names.py, source_names.py): or_else() joins both.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MBARRIER_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class KernelLabels:
     barriers  (offset, name, waits_role, raised_by_role); the two roles may be left out
     helper_files  Python files that hold shared primitives, as the ends of their paths ("sync/pipelines.py");
               a location in one of them is reported together with the last line of the role file that used it
+    dynamic_bytes  shared and barriers hold for launches with so many bytes of dynamic shared memory; None: for all
     """
 
     roles: tuple = ()
@@ -41,6 +45,18 @@ class KernelLabels:
     tmem: tuple = ()
     barriers: tuple = ()
     helper_files: tuple = ()
+    dynamic_bytes: int | None = None
+
+    def or_else(self, found):
+        """These labels, and those of `found` for what these do not name."""
+        kinds = ("roles", "shared", "tmem", "barriers")
+        return replace(self, **{kind: getattr(self, kind) + getattr(found, kind) for kind in kinds})
+
+    def at(self, dynamic_bytes):
+        """What holds in a launch with so many bytes of dynamic shared memory."""
+        if self.dynamic_bytes in (None, dynamic_bytes):
+            return self
+        return replace(self, shared=(), barriers=())
 
     def role(self, warp_index):
         """Name of the role of a warp, "" if it has none."""
@@ -50,10 +66,19 @@ class KernelLabels:
         return ""
 
     def barrier(self, offset):
-        """BarrierLabel of the mbarrier at a dynamic shared offset, or None."""
+        """BarrierLabel of the mbarrier at a dynamic shared offset, or None.
+
+        An mbarrier without an entry is element i of the labelled range that contains it: "name[i]".
+        """
         for entry in self.barriers:
             if entry[0] == offset:
                 return BarrierLabel(*entry)
+        for start, nbytes, name in self.shared:
+            if start <= offset < start + nbytes and (offset - start) % MBARRIER_BYTES == 0:
+                one = nbytes == MBARRIER_BYTES
+                return BarrierLabel(
+                    offset, name if one else f"{name}[{(offset - start) // MBARRIER_BYTES}]"
+                )
         return None
 
     def shared_name(self, offset):

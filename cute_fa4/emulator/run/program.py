@@ -44,6 +44,7 @@ class Program:
         self.members = []
         self._decode()
         self._rows_read = [None] * len(self.steps)
+        self.found = ()  # KernelLabels that its source gives, the first before the others
         self.pending_after = {}  # see checks/registers.py
 
     def place_variables(self, machine, allocations):

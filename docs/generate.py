@@ -19,6 +19,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from benchmarks.cycle_model import backward, hopper_energy, plots, power  # noqa: E402
+from cute_fa4.emulator.model import stated_error  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.blueprint import choices, tuning  # noqa: E402
@@ -368,6 +369,9 @@ def documents() -> dict[Path, str]:
         ),
         DOCS / "emulator_coverage.md": between_marks(
             (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()
+        ),
+        DOCS / "performance/calibration.md": between_marks(
+            (DOCS / "performance/calibration.md").read_text(), "others", stated_error.table()
         ),
         DOCS / "backward.md": between_marks(
             (DOCS / "backward.md").read_text(), "backward", backward.table()

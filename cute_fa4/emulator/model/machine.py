@@ -16,7 +16,7 @@ The result does not depend on wall clock, hash seeds or addresses: same paths, s
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from cute_fa4.emulator.model import graph as causes
@@ -137,6 +137,9 @@ class _Run:
             for name, path in sorted(paths.items())
         ]
         self.threads = 32 * sum(1 for cta, _ in paths if cta == self.ctas[0])
+        events = [(warp, e) for warp, path in trace.warps.items() for e in path]
+        bars = (warp for warp, e in events if e.kind == "cluster_bar" and e.data[0])
+        self.met, self.cluster_bars = Counter[tuple[int, int]](), Counter(bars)
         self.barriers = {key: Barrier(count) for key, count in trace.counts.items()}
         self.named: dict[tuple, NamedBarrier] = {}
         self.tensor = {cta: TensorQueue() for cta in self.ctas}
@@ -144,9 +147,7 @@ class _Run:
         self.stores = {
             cta: CopyEngine(value["tma_rate"], value["store_latency"]) for cta in self.ctas
         }
-        mmas = {
-            cta for (cta, _), events in trace.warps.items() if any(e.kind == "mma" for e in events)
-        }
+        mmas = {cta for (cta, _), e in events if e.kind == "mma"}
         # In a pair the even CTA issues for both; the other's copies reach its own half, and the
         # pair's MMA is as slow as the slower half: count one of them.
         self.leader = min(mmas, default=0)
@@ -331,8 +332,10 @@ class _Run:
         elif kind == "bar":
             return self._bar(now, warp, event)
         elif kind == "cluster_bar" and event.data[0]:
-            threads = self.threads * len(self.ctas)
-            return self._meet(now, warp, ("cluster",), threads, "cluster_sync", True)
+            # A warp that has ended counts as arrived: the n-th barrier awaits those that have one.
+            self.met[warp.name] = nth = self.met[warp.name] + 1
+            threads = 32 * sum(number >= nth for number in self.cluster_bars.values())
+            return self._meet(now, warp, ("cluster", nth), threads, "cluster_sync", True)
         return False
 
     def _wgmma(self, now: float, warp: _Warp, n: int, last: bool) -> None:

@@ -15,7 +15,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from cute_fa4.emulator.machine.warp import WARP_SIZE
-from cute_fa4.emulator.model import accounts, align, control_codes, loops, nvdisasm
+from cute_fa4.emulator.model import (
+    accounts,
+    align,
+    control_codes,
+    loops,
+    nvdisasm,
+    stated_error,
+)
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.emulator.model.graph import Graph, Tag
 from cute_fa4.emulator.model.launches import Launch
@@ -31,12 +38,7 @@ from cute_fa4.emulator.run.launch import (
     THREADS_PER_SM,
 )
 
-STATED_ERROR = (
-    "Modelled, not measured: published speeds of flash-attn-4 on a B200 are met within 7 % on average and 14 % at "
-    "worst; the same method on an H200, where time was measured, is 7 to 10 % too fast. Kernels of other kinds have "
-    "not been compared."
-)
-"""docs/performance/calibration.md has the tables; a test compares the figures."""
+STATED_ERROR = stated_error.text()
 
 BOUND_FROM = 0.90
 """A resource that is busy for less of the time does not bind: what is left is waiting for each other."""

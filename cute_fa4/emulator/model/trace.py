@@ -66,7 +66,7 @@ EXTRA = {
 """Instructions that count the turns of a loop which has none of the others; the assembler keeps them, nearly always."""
 # Hopper's matrix instructions have no meaning in the emulator. The order of events does not depend
 # on what they compute, so they may do nothing while a trace is taken.
-_WITHOUT_MEANING = re.compile(r"wgmma\.|stmatrix\.")
+_WITHOUT_MEANING = re.compile(r"wgmma\.")
 _COLUMNS = re.compile(r"\.x(\d+)")
 _MMA_KIND = re.compile(r"kind::(\w+)")
 _WGMMA_COLUMNS = re.compile(r"m64n(\d+)k")

@@ -5,11 +5,22 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.cycle_model import backward
 from cute_fa4 import emulator
 from cute_fa4.emulator.__main__ import main
-from cute_fa4.emulator.host import driver_api
-from cute_fa4.emulator.model import launches, names, nvdisasm, profile, ptxas, report, table
+from cute_fa4.emulator.host import driver_api, ptx_files
+from cute_fa4.emulator.model import (
+    launches,
+    names,
+    nvdisasm,
+    profile,
+    ptxas,
+    report,
+    stated_error,
+    table,
+)
 from cute_fa4.emulator.model.constants import fitted_b200
 from tests.emulator.model.kernels import A_TURN, exponentials, handed_over
 
@@ -151,6 +162,64 @@ def test_the_stated_error_is_that_of_the_calibration():
     assert f"within {max(map(float, mean)):.0f} % on average" in text
     assert f"{max(map(float, worst)):.0f} % at worst" in text
     assert "7 to 10 % too fast" in text and "too fast on every shape, by 7 to 10 %" in page
+
+
+def test_the_stated_error_has_the_kernels_of_others():
+    """Their number and the ends of their ratios; the row of the backward pass is what its own table says."""
+    rows = json.loads(stated_error.FILE.read_text())["rows"]
+    ratios = [row["modelled"] / row["published"] for row in rows]
+    assert f"{len(rows)} other kernels" in profile.STATED_ERROR
+    assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in profile.STATED_ERROR
+    (theirs,) = (row for row in rows if row["maker"] == "flash-attn-4")
+    (recorded,) = (
+        row for row in backward.load() if row.maker == "flash-attn-4" and row.depths == (128, 128)
+    )
+    assert theirs["modelled"] == round(backward.teraflops(recorded.cycles, recorded.depths))
+
+
+STORED_BY_MATRIX = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 y) {
+    .reg .b32 %r<5>; .reg .b64 %rd<3>;
+    .shared .align 16 .b8 tile[128];
+    ld.param.b64 %rd1, [y]; mov.u32 %r1, %tid.x; mov.u32 %r2, tile; shl.b32 %r3, %r1, 4; and.b32 %r3, %r3, 127;
+    add.u32 %r3, %r2, %r3;
+    stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r3], {%r1};
+    shl.b32 %r4, %r1, 2; add.u32 %r4, %r2, %r4; ld.shared.b32 %r4, [%r4];
+    mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd1, %rd2; st.global.b32 [%rd1], %r4;
+    ret;
+}
+"""
+
+
+def test_a_profiled_kernel_stores_by_stmatrix():
+    y = torch.zeros(32, dtype=torch.int32)
+    kernel = ptx_files.load(STORED_BY_MATRIX)
+    assert emulator.profile(lambda: kernel.launch(y, grid=1, block=32)).kernels
+    assert y.tolist() == list(range(32))
+
+
+LEFT_EARLY = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k() {
+    .reg .pred %p<2>; .reg .b32 %r<2>;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    mov.u32 %r1, %tid.x; setp.ge.u32 %p1, %r1, 32;
+    @%p1 exit;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    ret;
+}
+"""
+
+
+def test_a_cluster_barrier_does_not_await_warps_that_have_ended():
+    kernel = ptx_files.load(LEFT_EARLY)
+    found = emulator.profile(lambda: kernel.launch(grid=2, block=64, cluster=2))
+    assert not found.failed and len(found.kernels) == 1
 
 
 def test_a_program_without_a_kernel_says_so():

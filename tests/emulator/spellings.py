@@ -1,4 +1,5 @@
-"""Every spelling of the chapters of the PTX ISA that Blackwell's kernels are made of: meaning, test, users.
+"""Every spelling of the chapters of the PTX ISA that Blackwell's kernels are made of, and many of the others' (those
+of general_spellings.py): meaning, test, users.
 
     python -m tests.emulator.spellings record      run the tests of instructions, and note which spellings they execute
     python -m tests.emulator.foreign_kernels ...   notes those of foreign kernels
@@ -17,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cute_fa4.emulator.instructions import instruction_table
+from tests.emulator.general_spellings import GENERAL
 
 RECORD = Path(__file__).with_name("spellings.json")
 
@@ -225,9 +227,12 @@ INSTRUCTIONS = (
 )  # fmt: skip
 
 
+ALL_GPUS = tuple(Instruction(*row) for row in GENERAL)
+
+
 def known():
     """Every spelling of the chapters."""
-    return {s for instruction in INSTRUCTIONS for s in instruction.spellings}
+    return {s for instruction in (*INSTRUCTIONS, *ALL_GPUS) for s in instruction.spellings}
 
 
 def record():
@@ -247,35 +252,45 @@ def note(kind, opcodes, origin=None):
 
 
 def table():
-    """Markdown: per instruction how many spellings there are, have a meaning, a test, a foreign user."""
+    """Markdown: per instruction how many spellings there are, have a meaning, a test, a foreign user.
+
+    Foreign users are noted of the chapters of Blackwell and Hopper only.
+    """
     kept = record()
-    tested, foreign = set(kept["tests"]), set().union(*kept["foreign"].values())
-    lines = [
-        "| chapter | instruction | spellings | with a meaning | in a test | in foreign kernels | what is missing |",
-        "|---|---|---:|---:|---:|---:|---|",
+    foreign = set().union(*kept["foreign"].values())
+    parts = [
+        _part(INSTRUCTIONS, {"in a test": set(kept["tests"]), "in foreign kernels": foreign}),
+        f"Foreign kernels: {', '.join(kept['foreign'])}.",
+        "The chapters that all GPUs have. Of qualifiers that only name an order or a scope, some stand for all:",
+        _part(ALL_GPUS, {"in a test": set(kept["tests"])}),
     ]
-    total = [0, 0, 0, 0]
-    for one in INSTRUCTIONS:
-        every = one.spellings
-        counts = [
-            len(every),
-            len(one.with_meaning),
-            sum(s in tested for s in every),
-            sum(s in foreign for s in every),
-        ]
-        total = [a + b for a, b in zip(total, counts, strict=True)]
+    return "\n\n".join(parts)
+
+
+def _part(instructions, users):
+    """A table. users: name of a column -> the spellings that it counts."""
+    lines = [
+        f"| chapter | instruction | spellings | with a meaning | {' | '.join(users)} | what is missing |",
+        "|---|---|" + "---:|" * (2 + len(users)) + "---|",
+    ]
+    rows = []
+    for one in instructions:
+        counts = [len(one.spellings), len(one.with_meaning)]
+        counts += [sum(s in used for s in one.spellings) for used in users.values()]
+        rows.append(counts)
         missing = one.missing if counts[1] < counts[0] else ""
         numbers = " | ".join(f"{n:,}" for n in counts)
         lines.append(f"| {one.chapter} | `{one.name}` | {numbers} | {missing} |")
+    total = [sum(column) for column in zip(*rows, strict=True)]
     lines.append("| | together | " + " | ".join(f"{n:,}" for n in total) + " | |")
-    users = ", ".join(kept["foreign"])
-    return "\n".join(lines) + f"\n\nForeign kernels: {users}."
+    return "\n".join(lines)
 
 
 # --- recording ----------------------------------------------------------------------------------------
 
 TESTS = (
-    "core", "checks", "gpu", "test_block_scale.py", "test_bulk_copy.py", "test_bulk_reduce.py",
+    "core", "checks", "gpu", "instructions", "test_warp_matrices.py",
+    "test_block_scale.py", "test_bulk_copy.py", "test_bulk_reduce.py",
     "test_cluster_launch_control.py", "test_dependent_launch.py", "test_device_tensor_maps.py",
     "test_reducing_loads.py", "test_tcgen05.py", "test_tcgen05_copies.py", "test_tensor_core.py",
     "test_weight_stationary.py", "test_sparse.py", "test_im2col.py", "test_interrupts.py", "test_every_spelling.py",
@@ -298,7 +313,7 @@ def record_tests():
     """Run the tests of instructions and keep what they execute."""
     import pytest
 
-    instruction_table.lookup("mov.b32")
+    instruction_table.lane_operations()  # so that no family registers later
     whole = instruction_table._table
     whole.entries = asked = _Asked(whole.entries)
     here = Path(__file__).parent

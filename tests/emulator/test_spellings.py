@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.spellings import INSTRUCTIONS, expanded, has_meaning, known, record
+from tests.emulator.spellings import ALL_GPUS, INSTRUCTIONS, expanded, has_meaning, known, record
+
+EVERY = (*INSTRUCTIONS, *ALL_GPUS)
 
 
 def test_templates_stand_for_each_spelling_once():
     assert list(expanded("a{.b|}.{c|d}")) == ["a.b.c", "a.b.d", "a.c", "a.d"]
-    every = [s for one in INSTRUCTIONS for s in one.spellings]
+    every = [s for one in EVERY for s in one.spellings]
     assert len(every) == len(set(every)) and all(re.fullmatch(r"[\w.:]+", s) for s in every)
 
 
-@pytest.mark.parametrize("one", INSTRUCTIONS, ids=lambda one: f"{one.chapter}-{one.name}")
+@pytest.mark.parametrize("one", EVERY, ids=lambda one: f"{one.chapter}-{one.name}")
 def test_what_is_missing_has_a_reason_and_nothing_else_has(one):
     assert bool(one.missing) == (len(one.with_meaning) < len(one.spellings))
 

@@ -1,5 +1,7 @@
 """ldmatrix, stmatrix and mma.sync against the matrices they mean, written down by NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -162,6 +164,105 @@ CODES = {
     "tf32": lambda x: x.astype(np.float32).view(np.uint32),
     "s8": lambda x: x.astype(np.int8).view(np.uint8),
 }
+
+
+@pytest.mark.parametrize("rows, k, kind, registers", [
+    (8, 16, "u8.s8", (1, 1)), (16, 16, "s8.u8", (2, 1)), (16, 32, "u8.u8", (4, 2)),
+    (8, 32, "s4.u4", (1, 1)), (16, 32, "u4.s4", (2, 1)), (16, 64, "s4.s4", (4, 2)),
+    (8, 128, "b1.b1", (1, 1)), (16, 128, "b1.b1", (2, 1)), (16, 256, "b1.b1", (4, 2)),
+    (8, 4, "f64.f64", (1, 1)), (16, 4, "f64.f64", (2, 1)), (16, 8, "f64.f64", (4, 2)), (16, 16, "f64.f64", (8, 4)),
+])  # fmt: skip
+def test_mma_of_every_integer_and_of_f64(rows, k, kind, registers):
+    """Words of A, B and C from random bits. Element i of register r: column w t + i of part r / (rows / 8) of k."""
+    random = np.random.default_rng(k)
+    of_a, of_b = kind.split(".")
+    real = of_a == "f64"
+    if real:
+        words = [random.integers(-9, 9, (n, 32)).astype(float).view(np.uint64) for n in registers]
+        c = random.integers(-9, 9, (rows // 4, 32)).astype(float).view(np.uint64)
+    else:
+        words = [random.integers(0, 1 << 32, (n, 32), np.uint64) for n in registers]
+        c = random.integers(0, 1 << 32, (rows // 4, 32), np.uint64)
+    endings = [".xor.popc", ".and.popc"] if of_a == "b1" else [""]
+    saturating = ["", ".satfinite"] if of_a[0] in "su" else [""]
+    for saturate, end in itertools.product(saturating, endings):
+        opcode = (
+            f"mma.sync.aligned.m{rows}n8k{k}.row.col{saturate}.{'f64' if real else 's32'}.{kind}"
+        )
+        got = run_mma(f"{opcode}.{'f64' if real else 's32'}{end}", [*words, c], real)
+        a = np.zeros((rows, k), object)
+        b = np.zeros((k, 8), object)
+        elements = [elements_of(words[0], of_a), elements_of(words[1], of_b)]
+        w, g = elements[0].shape[2], rows // 8
+        for r, lane, i in np.ndindex(*elements[0].shape):
+            a[lane // 4 + 8 * (r % g), w * (lane % 4) + i + 4 * w * (r // g)] = elements[0][
+                r, lane, i
+            ]
+        for r, lane, i in np.ndindex(*elements[1].shape):
+            b[w * (lane % 4) + i + 4 * w * r, lane // 4] = elements[1][r, lane, i]
+        for r, lane in np.ndindex(*c.shape):
+            row, column = a[lane // 4 + 8 * (r // 2)], b[:, 2 * (lane % 4) + r % 2]
+            both = (x ^ y if "xor" in end else x * y for x, y in zip(row, column, strict=True))
+            addend = (
+                c[r, lane].view(float) if real else int(c[r, lane].astype(np.uint32).view(np.int32))
+            )
+            total = sum(both) + addend
+            if saturate:
+                total = min(max(total, -(1 << 31)), (1 << 31) - 1)
+            seen = got[r, lane].view(float) if real else int(got[r, lane])
+            assert seen == (total if real else total & 0xFFFFFFFF), opcode
+
+
+def elements_of(words, kind):
+    """[register, lane, element]: Python numbers."""
+    if kind == "f64":
+        return words.view(float)[:, :, None].astype(object)
+    bits = int(kind[1:])
+    parts = np.stack(
+        [words >> np.uint64(at) & np.uint64((1 << bits) - 1) for at in range(0, 32, bits)], 2
+    )
+    parts = parts.astype(object)
+    return np.where(parts >> bits - 1 == 1, parts - (1 << bits), parts) if kind[0] == "s" else parts
+
+
+def run_mma(opcode, operands, real):
+    """The registers of D, as 64-bit words: every operand is [register, lane] words."""
+    flat = np.concatenate(operands).T.copy()  # [lane, word]
+    count, results = flat.shape[1], len(operands[2])
+    out = np.zeros((32, results), np.uint64)
+    bank = "%rd" if real else "%r"
+    load = "ld.global.b64 %rd{0}, [%rd30+{1}];" if real else "ld.global.b32 %r{0}, [%rd30+{1}];"
+    firsts = np.cumsum([0, *map(len, operands)])
+    names = [
+        "{" + ", ".join(f"{bank}{n}" for n in range(first, first + len(words))) + "}"
+        for first, words in zip(firsts[:3], operands, strict=True)
+    ]
+    body = (
+        f"mov.u32 %r31, %laneid; mul.wide.u32 %rd31, %r31, {8 * count}; ld.param.b64 %rd30, [p0];"
+    )
+    body += "add.s64 %rd30, %rd30, %rd31;" + "".join(load.format(n, 8 * n) for n in range(count))
+    body += f"mul.wide.u32 %rd31, %r31, {8 * results}; ld.param.b64 %rd30, [p1]; add.s64 %rd30, %rd30, %rd31;"
+    body += f"{opcode} {names[2]}, {names[0]}, {names[1]}, {names[2]};"
+    store = "st.global.b64 [%rd30+{1}], %rd{0};" if real else "st.global.b32 [%rd30+{1}], %r{0};"
+    body += "".join(store.format(firsts[2] + n, 8 * n) for n in range(results))
+    run_ptx(body, flat, out)
+    return out.T
+
+
+def test_movmatrix_transposes_a_tile():
+    tile = np.arange(64, dtype=np.uint32).reshape(8, 8) * 1001
+    pairs = lambda m: (
+        m[LANE // 4, 2 * (LANE % 4)] | m[LANE // 4, 2 * (LANE % 4) + 1] << np.uint32(16)
+    )
+    out = pairs(tile).astype(np.uint32)
+    run_ptx(
+        """
+        mov.u32 %r1, %laneid; mul.wide.u32 %rd2, %r1, 4; ld.param.b64 %rd1, [p0]; add.s64 %rd1, %rd1, %rd2;
+        ld.global.b32 %r2, [%rd1]; movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2; st.global.b32 [%rd1], %r3;
+        """,
+        out,
+    )
+    np.testing.assert_array_equal(out, pairs(tile.T))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,13 @@
 """Integer arithmetic, scalar and in packed 16-bit pairs (PTX ISA, "Integer Arithmetic Instructions").
 
-Sums and products wrap modulo 2^width, as in NumPy and (with -fwrapv) in C. The carry flag of add.cc and related
-instructions is state between instructions and is refused, with the remedy.
+Sums and products wrap modulo 2^width, as in NumPy and (with -fwrapv) in C. carry.py has those with the carry flag.
 """
 
 import numpy as np
 
-from cute_fa4.emulator.instructions.instruction_table import lanes, refuse
+from cute_fa4.emulator.instructions.instruction_table import lanes
 
 INTEGERS = "u16 s16 u32 s32 u64 s64"
-
-refuse(
-    r"(add|sub|mad)c?(\.(lo|hi))?\.cc\..*|(add|sub|mad)c\..*",
-    "the carry flag CC.CF is not modelled; write wide sums with 64-bit integers",
-)
 
 
 @lanes("add.{t}", t=[*INTEGERS.split(), "u16x2", "s16x2"], types="{t} <- {t} {t}", c="d = a + b")

@@ -5,7 +5,7 @@ PTX ISA, "Logic and Shift Instructions", "Integer Arithmetic Instructions" (popc
 
 import numpy as np
 
-from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.instructions.instruction_table import instruction, lanes
 
 WORDS = "b16 b32 b64"
 
@@ -57,6 +57,33 @@ def lop3(a, b, c, table):
     return result
 
 
+SHIFT_AMOUNT = {".clamp": lambda n: np.minimum(n, 32), ".wrap": lambda n: n & 31}
+
+
+@instruction("lop3.or.b32", "lop3.and.b32")
+def lop3_predicate(warp, ins):
+    """d|p, a, b, c, table, q: d as lop3, p = (d is not 0) combined with q. PTX ISA, lop3."""
+    target, *sources, q = ins.operands
+    result = lop3(*(warp.read32(source) for source in sources))
+    warp.write32(target.first, result)
+    nonzero = int(np.packbits(result != 0, bitorder="little").view("<u4")[0])
+    with_q = warp.read_pred(q)
+    warp.write_pred(target.second, nonzero | with_q if ".or." in ins.opcode else nonzero & with_q)
+
+
+# --- extension -------------------------------------------------------------------------------------
+
+
+@lanes("szext{mode}.u32", mode=".clamp .wrap", types="u32 <- u32 u32", c="d = zext{mode}(a, b)")
+@lanes("szext{mode}.s32", mode=".clamp .wrap", types="s32 <- s32 u32", c="d = sext{mode}(a, b)")
+def szext(a, b, *, mode):
+    """The low b bits of a, extended with zeros or their sign; b is clamped to 32 or taken modulo 32. PTX ISA, szext."""
+    unused = np.uint32(32) - SHIFT_AMOUNT[mode](b)
+    wide = np.int64 if a.dtype.kind == "i" else np.uint64
+    field = a.astype(wide) << (unused.astype(wide) + wide(32))
+    return np.where(unused == 32, wide(0), field >> (unused.astype(wide) + wide(32)))
+
+
 # --- shifts: amounts at or above the width shift everything out ---------------------------------------
 
 
@@ -80,9 +107,6 @@ def shr(a, b):
     width = 8 * a.dtype.itemsize
     last = a >> np.minimum(b, width - 1).astype(a.dtype)
     return np.where((b < width) | (a < 0), last, a.dtype.type(0))
-
-
-SHIFT_AMOUNT = {".clamp": lambda n: np.minimum(n, 32), ".wrap": lambda n: n & 31}
 
 
 @lanes(

@@ -13,9 +13,10 @@ from cute_fa4.emulator.machine.rounding import (
     encode,
     flush_tiny,
     odd_sum,
-    relu,
     saturate,
 )
+from cute_fa4.emulator.machine.rounding import relu as clamp_negative
+from cute_fa4.emulator.ptx.lane_types import TYPES
 
 FTZ = ["", ".ftz"]
 SAT = ["", ".sat"]
@@ -114,7 +115,9 @@ def fma_f16(a, b, c, *, ftz, sat):
 )
 def fma_relu_f16(a, b, c, *, ftz):
     """max(a * b + c, 0), rounded once; NaN stays. PTX ISA, fma, .relu."""
-    return to_f16(relu(odd_sum(np.float64(read(a, ftz)) * read(b, ftz), read(c, ftz))), ftz)
+    return to_f16(
+        clamp_negative(odd_sum(np.float64(read(a, ftz)) * read(b, ftz), read(c, ftz))), ftz
+    )
 
 
 @lanes(
@@ -153,7 +156,30 @@ def fma_bf16(a, b, c):
 )
 def fma_relu_bf16(a, b, c):
     """max(a * b + c, 0), rounded once; NaN stays. PTX ISA, fma, .relu."""
-    return to_bf16(relu(odd_sum(np.float64(a) * b, c)))
+    return to_bf16(clamp_negative(odd_sum(np.float64(a) * b, c)))
+
+
+# The code, and that with the other sign, that stands for an element out of bounds (measured on an H200: no other NaN).
+OUT_OF_BOUNDS = 0x7FF7
+_OUTSIDE = "(((a) & 0x7fff) == 0x7ff7 || ((b) & 0x7fff) == 0x7ff7)"
+
+
+@lanes(
+    "fma.rn.oob{relu}.{t}{pair}",
+    relu=["", ".relu"],
+    t="f16 bf16",
+    pair=["", "x2"],
+    types="b16{pair} <- b16{pair} b16{pair} b16{pair}",
+    c=f"f64 x = f32_of_{{t}}(a), y = f32_of_{{t}}(b); d = {_OUTSIDE} ? 0 :"
+    " {t}_rn(positive{relu}(f32_odd(odd_sum(x * y, f32_of_{t}(c)))))",
+)
+def fma_oob(a, b, c, *, relu, t):
+    """a * b + c, rounded once; +0 where a or b is the NaN of an element out of bounds. PTX ISA, fma, .oob."""
+    x, y, z = (TYPES[t].decode(word.astype(np.uint32)).astype(np.float64) for word in (a, b, c))
+    total = odd_sum(x * y, z)
+    number = encode(clamp_negative(total, relu), F16 if t == "f16" else BF16)
+    outside = (a & 0x7FFF == OUT_OF_BOUNDS) | (b & 0x7FFF == OUT_OF_BOUNDS)
+    return np.where(outside, 0, number)
 
 
 @lanes("neg{ftz}.{t}", ftz=FTZ, t=F16_TYPES, types="{t} <- {t}", c="d = f16_rn(-in16{ftz}(a))")

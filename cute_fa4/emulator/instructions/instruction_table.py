@@ -19,7 +19,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,12 +48,14 @@ class Entry:
 class _Table:
     """The registrations of decorators.
 
+    later  pattern of opcodes -> the function that registers them when one of them is looked up
     whole  whether it has the families of ``instructions/``
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     patterns: list[tuple[re.Pattern, Callable, bool]] = field(default_factory=list)
     refusals: list[tuple[re.Pattern, str]] = field(default_factory=list)
+    later: dict[re.Pattern, Callable] = field(default_factory=dict)
     whole: bool = False
 
 
@@ -85,13 +87,14 @@ def filling():
         {**_table.entries, **new.entries},
         [*_table.patterns, *new.patterns],
         [*_table.refusals, *new.refusals],
+        {**_table.later, **new.later},
         whole=True,
     )
 
 
 def _registering() -> _Table:
     """The table that decorators add to now."""
-    return _table if _table.whole or _being_filled is None else _being_filled
+    return _table if _being_filled is None else _being_filled
 
 
 def instruction(*opcodes, pattern=None, aligned=False):
@@ -118,6 +121,37 @@ def refuse(pattern, why):
     _registering().refusals.append((re.compile(pattern), why))
 
 
+def later(pattern):
+    """Register ``f()``, which registers the opcodes that match ``pattern`` when one of them is looked up.
+
+    For families of hundreds of opcodes that few programs use: a process starts without them.
+    """
+
+    def register(function):
+        _registering().later[re.compile(pattern)] = function
+        return function
+
+    return register
+
+
+def _register_later(opcode):
+    """Call what later() registered for the opcode; None: for all opcodes."""
+    global _table, _being_filled
+    for pattern in list(_whole_table().later):
+        if opcode is not None and not pattern.fullmatch(opcode):
+            continue
+        _being_filled = new = _Table()
+        try:
+            _table.later[pattern]()
+        finally:
+            _being_filled = None
+        for each in new.entries.keys() & _table.entries.keys():
+            raise _registered_twice(_table.entries[each], new.entries[each])
+        # As in filling(): a single assignment adds them, so an interrupted call has no effect.
+        left = {p: function for p, function in _table.later.items() if p is not pattern}
+        _table = replace(_table, entries={**_table.entries, **new.entries}, later=left)
+
+
 def lookup(opcode, ins=None):
     """The Entry of an opcode; call it as ``entry(warp, ins)``.
 
@@ -132,6 +166,7 @@ def lookup(opcode, ins=None):
 
 def find(opcode):
     """The Entry of an opcode, or None without a meaning."""
+    _register_later(opcode)
     table = _whole_table()
     entry = table.entries.get(opcode)
     if entry is not None:
@@ -147,12 +182,14 @@ def find(opcode):
 
 def is_lanes(opcode):
     """True when generated C can execute the opcode (see lanes.py)."""
+    _register_later(opcode)
     entry = _whole_table().entries.get(opcode)
     return entry is not None and bool(entry.forms)
 
 
 def lane_operations():
     """All LaneOperations, in the order in which they were registered."""
+    _register_later(None)
     return [
         operation for entry in _whole_table().entries.values() for operation in entry.forms.values()
     ]

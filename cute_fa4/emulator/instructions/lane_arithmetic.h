@@ -163,30 +163,6 @@ INLINE f32 sqrt_rz(f32 a) { return f32_rz(odd_sqrt(a)); }
 INLINE f32 sqrt_rm(f32 a) { return f32_rm(odd_sqrt(a)); }
 INLINE f32 sqrt_rp(f32 a) { return f32_rp(odd_sqrt(a)); }
 
-/* f64 sums in a direction: s is the nearest f64, e what it lost. */
-INLINE f64 step64(f64 s, int take, s64 by) {
-    u64 u = bits64(s);
-    return f64_bits(take ? u + (u64)(u >> 63 ? -by : by) : u);
-}
-INLINE f64 sum64_rn(f64 x, f64 y) { return x + y; }
-INLINE f64 sum64(f64 x, f64 y) { return x + y; }
-INLINE f64 sum64_rz(f64 x, f64 y) {
-    f64 s = x + y, e = sum_error(x, y, s);
-    int inward = finite64(s) ? (s > 0.0 && e < 0.0) || (s < 0.0 && e > 0.0) : finite64(x) && finite64(y);
-    return f64_bits(bits64(s) - (u64)inward);
-}
-INLINE f64 sum64_rm(f64 x, f64 y) {
-    f64 s = x + y, e = sum_error(x, y, s);
-    int below = finite64(s) ? e < 0.0 : s > 0.0 && finite64(x) && finite64(y);
-    u64 zero = (bits64(x) | bits64(y)) & 0x8000000000000000ull;
-    return s == 0.0 && e == 0.0 ? f64_bits(zero) : step64(s, below, -1);
-}
-INLINE f64 sum64_rp(f64 x, f64 y) {
-    f64 s = x + y, e = sum_error(x, y, s);
-    int above = finite64(s) ? e > 0.0 : s < 0.0 && finite64(x) && finite64(y);
-    return step64(s, above, 1);
-}
-
 /* --- minimum and maximum: a NaN loses, -0 < +0; _NaN: a NaN wins ---------------------------------- */
 INLINE f32 minimum(f32 a, f32 b) {
     u32 x = bits(a), y = bits(b), m = a < b ? x : a > b ? y : x | y; /* equal: only +-0 differ in bits */
@@ -314,6 +290,9 @@ INLINE u32 tf32_rna(f32 a) {
     u32 magnitude = (bits(a) & 0x7fffffffu) + (a != a ? 0u : 0x1000u); /* a NaN is cut, even to infinity */
     return (bits(a) & 0x80000000u) | (magnitude & 0xffffe000u);
 }
+INLINE u32 finite_tf32(u32 d) { /* infinity becomes the largest finite value */
+    return (d & 0x7fffffffu) == 0x7f800000u ? (d & 0x80000000u) | 0x7f7fe000u : d;
+}
 
 /* .relu: negative results (and -0) become +0, NaN stays NaN. */
 INLINE f32 relu(f32 x) { return f32_bits(x != x || x > 0.0f ? bits(x) : 0u); }
@@ -431,6 +410,12 @@ INLINE u64 reverse64(u64 x) { return (u64)reverse32((u32)x) << 32 | reverse32((u
 /* --- bit fields: PTX ISA, "Integer Arithmetic Instructions"  ------------------------------------------------- */
 INLINE u32 amount_clamp(u32 n) { return n < 32 ? n : 32; }
 INLINE u32 amount_wrap(u32 n) { return n & 31; }
+INLINE u32 zext(u32 a, u32 n) { return n ? a << (32 - n) >> (32 - n) : 0; }
+INLINE s32 sext(s32 a, u32 n) { return n ? (s32)((u32)a << (32 - n)) >> (32 - n) : 0; }
+#define zext_clamp(a, b) zext(a, amount_clamp(b))
+#define zext_wrap(a, b) zext(a, amount_wrap(b))
+#define sext_clamp(a, b) sext(a, amount_clamp(b))
+#define sext_wrap(a, b) sext(a, amount_wrap(b))
 
 INLINE u32 bfind_u32(u32 a) { return a ? 31u - (u32)__builtin_clz(a) : 0xffffffffu; }
 INLINE u32 bfind_u64(u64 a) { return a ? 63u - (u32)__builtin_clzll(a) : 0xffffffffu; }

@@ -298,7 +298,8 @@ def c_source(operations):
     table = ",\n".join("    " + operation.name for operation in operations)
     return (
         "/* Generated from the instruction table. */\n"
-        f"{_header('lane_arithmetic.h')}\n{_header('../machine/float_mode.h')}\n{EXECUTE}\n{functions}\n"
+        f"{_header('lane_arithmetic.h')}\n{_header('lane_f64.h')}\n{_header('../machine/float_mode.h')}\n"
+        f"{EXECUTE}\n{functions}\n"
         f"Function *const functions[] = {{\n{table}\n}};\n"
     )
 

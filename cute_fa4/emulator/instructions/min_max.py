@@ -10,6 +10,7 @@
 
 import numpy as np
 
+from cute_fa4.emulator.instructions.half_precision import read as _read
 from cute_fa4.emulator.instructions.instruction_table import lanes
 from cute_fa4.emulator.machine.rounding import BF16, F16, canonical, encode, flush, maximum, minimum
 
@@ -92,11 +93,7 @@ def _register_others(name, c, pick):
     )
     def two_f16(a, b, *, ftz, nan):
         """The smaller or larger of two halves; .ftz: a subnormal half counts as zero."""
-        if ftz:
-            a, b = (
-                np.where(np.abs(x) < 2.0**-14, np.copysign(np.float32(0), x), x) for x in (a, b)
-            )
-        return encode(pick(a, b, nan), F16)
+        return encode(pick(_read(a, ftz), _read(b, ftz), nan), F16)
 
     @lanes(
         name + "{nan}.{t}",
@@ -110,16 +107,29 @@ def _register_others(name, c, pick):
         return encode(pick(a, b, nan), BF16)
 
     @lanes(
+        name + "{ftz}{nan}.xorsign.abs.{t}",
+        ftz=FTZ,
+        nan=NAN,
+        t="f16 f16x2",
+        types="{t} <- {t} {t}",
+        c=f"f32 x = in16{{ftz}}(a), y = in16{{ftz}}(b), m = {c}{{nan}}(fabsf(x), fabsf(y));"
+        " d = f16_rn(f32_bits(bits(m) | ((bits(x) ^ bits(y)) & 0x80000000u)))",
+    )
+    def xorsign_f16(a, b, *, ftz, nan):
+        """The smaller or larger magnitude with the exclusive or of the signs."""
+        return encode(_xorsign(pick, _read(a, ftz), _read(b, ftz), "", nan), F16)
+
+    @lanes(
         name + "{nan}.xorsign.abs.{t}",
         nan=NAN,
-        t="f16 f16x2 bf16 bf16x2",
+        t="bf16 bf16x2",
         types="{t} <- {t} {t}",
         c=f"f32 m = {c}{{nan}}(fabsf(a), fabsf(b));"
-        " d = half_rn_{t}(f32_bits(bits(m) | ((bits(a) ^ bits(b)) & 0x80000000u)))",
+        " d = bf16_rn(f32_bits(bits(m) | ((bits(a) ^ bits(b)) & 0x80000000u)))",
     )
-    def xorsign(a, b, *, nan, t):
+    def xorsign_bf16(a, b, *, nan):
         """The smaller or larger magnitude with the exclusive or of the signs."""
-        return encode(_xorsign(pick, a, b, "", nan), F16 if t.startswith("f16") else BF16)
+        return encode(_xorsign(pick, a, b, "", nan), BF16)
 
 
 for _name, _c, _pick in (("min", "minimum", minimum), ("max", "maximum", maximum)):

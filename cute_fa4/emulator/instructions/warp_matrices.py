@@ -10,17 +10,22 @@
     stmatrix.m16n8    .trans.b8: lane l of the first 8, 16 or 32 gives the address of row l of 16 bytes
                       lane l holds bytes (2 (l % 4), l / 4), (2 (l % 4) + 1, l / 4), and the same of l / 4 + 8
 
-    fragments of mma.sync, g = lane / 4, t = lane % 4, w = elements in a 32-bit register (k = 8 w, or 4 w: one half)
-        A (16 x k)    registers: rows g, g + 8, g, g + 8; columns w t .. in the first half of k, first, second, second
-        B (k x 8)     registers: column g; rows w t .. in the first, the second half of k
-        C, D (16 x 8) rows g, g, g + 8, g + 8; columns 2 t, 2 t + 1, 2 t, 2 t + 1
+    movmatrix         the transposed tile: lane l holds elements (l / 4, 2 (l % 4)) and the next one, before and after
+
+    fragments of mma.sync, g = lane / 4, t = lane % 4, w = elements in a register (f64: one in 64 bits); parts of k: 4 w
+        A (16 x k)    registers: rows g, g + 8, g, g + 8, ...; columns w t .. of part 0, 0, 1, 1, ...
+        A (8 x k)     one register: row g; columns w t ..
+        B (k x 8)     registers: column g; rows w t .. of part 0, 1, ...
+        C, D (16 x 8) rows g, g, g + 8, g + 8; columns 2 t, 2 t + 1, 2 t, 2 t + 1; (8 x 8): the first two
 
 Products are exact and are added in float64, with one rounding to the type of D. Hardware adds in groups, and may
-differ in the last bits. PTX ISA, "ldmatrix", "stmatrix", "Matrix Fragments for mma.m16n8k16" and related sections.
+differ in the last bits; in f64 it is a chain of fused multiply-adds along k, with the same bits (H200). PTX ISA,
+"ldmatrix", "stmatrix", "movmatrix", "Matrix Fragments for mma.m16n8k16" and related sections.
 """
 
 import numpy as np
 
+from cute_fa4.emulator.instructions.floating_point import fma_f64
 from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.memory import gather, scatter
 from cute_fa4.emulator.machine.element_formats import unpacked
@@ -139,6 +144,17 @@ def stmatrix_bytes(warp, ins, match):
     warp.note_progress()
 
 
+@instruction("movmatrix.sync.aligned.m8n8.trans.b16", aligned=True)
+def movmatrix(warp, ins):
+    """d, a: the transposed tile. PTX ISA, movmatrix."""
+    if warp.mask != FULL:
+        warp.fault(f"{ins.opcode} needs all 32 lanes")
+    values = warp.read32(ins.operands[1])
+    tile = np.empty((8, 8), np.uint32)
+    tile[_G, 2 * _T], tile[_G, 2 * _T + 1] = values & np.uint32(0xFFFF), values >> np.uint32(16)
+    warp.write32(ins.operands[0], tile.T[_G, 2 * _T] | tile.T[_G, 2 * _T + 1] << np.uint32(16))
+
+
 # --- mma.sync ----------------------------------------------------------------------------------------
 
 _DECODE = {
@@ -149,25 +165,33 @@ _DECODE = {
     "tf32": lambda bits: (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64),
     "s8": lambda bits: bits.astype(np.uint8).view(np.int8).astype(np.int64),
     "u8": lambda bits: bits.astype(np.int64),
+    "s4": lambda bits: (bits.astype(np.int64) ^ 8) - 8,
+    "u4": lambda bits: bits.astype(np.int64),
+    "b1": lambda bits: bits.astype(np.int64),
 }
-_PER_REGISTER = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4}
+_BITS = {
+    "f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
+}  # fmt: skip
 
 
 def _elements(warp, operand, kind):
     """Decoded elements [register, lane, element in it] of a fragment."""
-    registers = operand.items if isinstance(operand, Vec) else (operand,)
-    words = np.stack([warp.read32(r) for r in registers])
-    count = _PER_REGISTER[kind]
-    raw = words.astype(np.uint32).view({1: "<u4", 2: "<u2", 4: "<u1"}[count])
-    return _DECODE[kind](np.ascontiguousarray(raw)).reshape(len(registers), 32, count)
+    registers = _items(operand)
+    if kind == "f64":
+        return np.stack([warp.read64(r).view(np.float64) for r in registers])[:, :, None]
+    words = np.stack([warp.read32(r) for r in registers]).astype(np.uint32)
+    bits = _BITS[kind]
+    places = np.arange(0, 32, bits, dtype=np.uint32)
+    return _DECODE[kind](words[:, :, None] >> places & np.uint32((1 << bits) - 1))
 
 
-def _matrix_a(elements, k):
+def _matrix_a(elements, k, rows):
     registers, _, w = elements.shape
-    a = np.zeros((16, k), elements.dtype)
+    groups = rows // 8
+    a = np.zeros((rows, k), elements.dtype)
     for r in range(registers):
         for i in range(w):
-            a[_G + 8 * (r % 2), w * _T + i + 4 * w * (r // 2)] = elements[r, :, i]
+            a[_G + 8 * (r % groups), w * _T + i + 4 * w * (r // groups)] = elements[r, :, i]
     return a
 
 
@@ -180,35 +204,74 @@ def _matrix_b(elements, k):
     return b
 
 
+def _mma(shapes, of_d, of_ab, middle="()", end="()"):
+    """The pattern of some types. Groups: m, k, .satfinite, the types of D, A, B and C, the operation on bits."""
+    return (
+        rf"mma\.sync\.aligned\.(?=(?:{shapes})\.)m(8|16)n8k(\d+)\.row\.col{middle}"
+        rf"\.({of_d})\.({of_ab})\.({of_ab})\.({of_d}){end}"
+    )
+
+
+_SATFINITE = r"(\.satfinite)?"
+
+
 @instruction(
-    pattern=r"mma\.sync\.aligned\.m16n8k(4|8|16|32)\.row\.col(\.satfinite)?(?:\.kind::f8f6f4)?\.(f32|f16|s32)"
-    r"\.(f16|bf16|tf32|e4m3|e5m2|s8|u8)\.(f16|bf16|tf32|e4m3|e5m2|s8|u8)\.(f32|f16|s32)",
+    pattern=_mma(
+        "m16n8k(?:4|8|16|32)", "f32|f16", "f16|bf16|tf32|e4m3|e5m2", r"()(?:\.kind::f8f6f4)?"
+    ),
     aligned=True,
 )
+@instruction(pattern=_mma("m8n8k16|m16n8k(?:16|32)", "s32", "s8|u8", _SATFINITE), aligned=True)
+@instruction(pattern=_mma("m8n8k32|m16n8k(?:32|64)", "s32", "s4|u4", _SATFINITE), aligned=True)
+@instruction(
+    pattern=_mma("m8n8k128|m16n8k(?:128|256)", "s32", "b1", end=r"\.(xor|and)\.popc"), aligned=True
+)
+@instruction(pattern=_mma("m8n8k4|m16n8k(?:4|8|16)", "f64", "f64"), aligned=True)
 def mma(warp, ins, match):
-    """d, a, b, c: D = A B + C, fragments as in the module docstring."""
-    k, saturate = int(match[1]), bool(match[2])
-    of_d, of_a, of_b, of_c = match.groups()[2:]
+    """d, a, b, c: D = A B + C, fragments as in the module docstring. PTX ISA, mma: shapes by types."""
+    saturate, of_d, of_a, of_b, of_c, bits = match.groups()[2:]
+    rows, k = int(match[1]), int(match[2])
     if warp.mask != FULL:
         warp.fault(f"{ins.opcode} needs all 32 lanes")
     target, first, second, third = ins.operands
     a, b = _elements(warp, first, of_a), _elements(warp, second, of_b)
-    if a.shape[0] * a.shape[2] * 2 != k or b.shape[0] * b.shape[2] * 4 != k or of_c != of_d:
+    given = a.shape[0] * a.shape[2] * 4 * 8 // rows, b.shape[0] * b.shape[2] * 4
+    if given != (k, k) or of_c != of_d:
         warp.fault(
             f"{ins.opcode} with {a.shape[0]} registers of A and {b.shape[0]} of B, C .{of_c} and D .{of_d}: this shape "
             "has others",
             UnknownInstruction,
         )
+    a, b = _matrix_a(a, k, rows), _matrix_b(b, k)
     with np.errstate(all="ignore"):
-        product = _matrix_a(a, k) @ _matrix_b(b, k)
-        _accumulate(warp, target, third, of_d, product, saturate)
+        if of_d == "f64":
+            _chain_of_f64(warp, target, third, a, b)
+            return
+        product = a @ b
+        if bits == "xor":  # a bit differs where a has it or b has it, but not both
+            product = a.sum(1, keepdims=True) + b.sum(0, keepdims=True) - 2 * product
+        _accumulate(warp, target, third, of_d, product, bool(saturate))
+
+
+def _chain_of_f64(warp, target, third, a, b):
+    """D = C + A B, one fused multiply-add after another along k, as an H200 does."""
+    rows, columns = _places_of_c(len(a))
+    for row, column, register, addend in zip(rows, columns, target.items, third.items, strict=True):
+        total = warp.read64(addend).view(np.float64)
+        for k in range(a.shape[1]):
+            total = fma_f64(a[row, k], b[k, column], total)
+        warp.write64(register, total.view(np.uint64))
+
+
+def _places_of_c(rows):
+    """The row and the column of each element of C that a lane holds."""
+    parts = range(rows // 8)
+    return [_G + 8 * n for n in parts for _ in range(2)], (2 * _T, 2 * _T + 1) * len(parts)
 
 
 def _accumulate(warp, target, third, kind, product, saturate):
     """D = product + C into the registers of the fragment."""
-    rows = (_G, _G, _G + 8, _G + 8)
-    columns = (2 * _T, 2 * _T + 1, 2 * _T, 2 * _T + 1)
-    sums = [product[r, c] for r, c in zip(rows, columns, strict=True)]
+    sums = [product[r, c] for r, c in zip(*_places_of_c(len(product)), strict=True)]
     if kind == "f16":
         for i, (register, addend) in enumerate(zip(target.items, third.items, strict=True)):
             bits = warp.read32(addend)
@@ -219,12 +282,11 @@ def _accumulate(warp, target, third, kind, product, saturate):
             )
             warp.write32(register, low | high << np.uint32(16))
         return
-    number = np.int32 if kind == "s32" else np.float32
     for register, addend, values in zip(target.items, third.items, sums, strict=True):
-        total = values + warp.read32(addend).view(number)
-        if kind == "s32" and saturate:
-            total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-        result = total.astype(np.int64).astype(np.uint32) if kind == "s32" else None
-        if result is None:
-            result = total.astype(np.float32).view(np.uint32)
-        warp.write32(register, result)
+        if kind == "f32":
+            total = values + warp.read32(addend).view(np.float32)
+            warp.write32(register, total.astype(np.float32).view(np.uint32))
+        else:
+            total = values + warp.read32(addend).view(np.int32)
+            total = np.clip(total, -(1 << 31), (1 << 31) - 1) if saturate else total
+            warp.write32(register, total.astype(np.uint32))

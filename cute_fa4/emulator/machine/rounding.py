@@ -197,6 +197,15 @@ def odd_sqrt(a):
     return _odd(q, remainder)
 
 
+def in_direction(nearest, lower, upper, rounding):
+    """float64 rounded by .rz .rm .rp, given the nearest and whether the exact values are lower or higher than it."""
+    way = direction(rounding)
+    down = lower & ((way == "m") | ((way == "z") & (nearest > 0)))
+    up = upper & ((way == "p") | ((way == "z") & (nearest < 0)))
+    below, above = np.nextafter(nearest, -np.inf), np.nextafter(nearest, np.inf)
+    return np.where(down, below, np.where(up, above, nearest))
+
+
 def sum_f64(x, y, rounding=""):
     """x + y of float64 arrays rounded to float64 in a direction."""
     s = x + y
@@ -207,9 +216,7 @@ def sum_f64(x, y, rounding=""):
     overflow = np.isinf(s) & np.isfinite(x) & np.isfinite(y)
     lower = np.where(overflow, s > 0, np.isfinite(s) & (lost < 0))  # the exact sum is below s
     upper = np.where(overflow, s < 0, np.isfinite(s) & (lost > 0))
-    down = lower & ((way == "m") | ((way == "z") & (s > 0)))
-    up = upper & ((way == "p") | ((way == "z") & (s < 0)))
-    result = np.where(down, np.nextafter(s, -np.inf), np.where(up, np.nextafter(s, np.inf), s))
+    result = in_direction(s, lower, upper, rounding)
     if way == "m":
         minus = np.signbit(x) | np.signbit(y)
         result = np.where((x == -y) & np.isfinite(x), np.where(minus, -0.0, 0.0), result)

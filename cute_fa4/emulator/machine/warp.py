@@ -179,6 +179,9 @@ class Warp:
         # Asynchronous copies by kind ("cp.async", "cp.async.bulk") and lane: CopyGroups of copy_groups.py. In the
         # warp, because copies refer to their warp: a global table, even a weak one, would keep every launch alive.
         self.copy_groups = {}
+        self.carry = self.carry_written = (
+            0  # CC.CF of each lane, and which lanes have written theirs
+        )
         self.pending_rows = frozenset()  # rows of tcgen05.ld before their tcgen05.wait::ld
         self._local = None
         self.instructions = 0

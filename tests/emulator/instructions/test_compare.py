@@ -1,5 +1,6 @@
 """setp and set against Python's comparisons, selp and slct against a conditional."""
 
+import itertools
 import math
 import operator
 
@@ -7,7 +8,13 @@ import numpy as np
 import pytest
 
 from cute_fa4.emulator.instructions import instruction_table
-from tests.emulator.instructions.lane_cases import operands, operation, run_numpy
+from tests.emulator.instructions.lane_cases import (
+    BF16_SPECIAL,
+    F16_SPECIAL,
+    operands,
+    operation,
+    run_numpy,
+)
 
 BASE = {
     "eq": operator.eq,
@@ -94,19 +101,64 @@ def test_both_results_without_a_combination_are_opposite():
     assert (p != q).all() and p.any() and q.any()
 
 
-@pytest.mark.parametrize(
-    "opcode", ["set.lt.u32.s32", "set.gtu.s32.f32", "set.ne.f32.u32", "set.ge.ftz.f32.f32"]
-)
-def test_set_writes_all_ones_or_one(opcode):
-    op = operation(opcode)
-    name, *_, result, source = opcode.split(".")[1:]
-    setp = operation(
-        f"setp.{name}.{source}" if ".ftz" not in opcode else f"setp.{name}.ftz.{source}"
-    )
-    registers = operands(op, np.random.default_rng(5), LANES)
-    truth = run_numpy(setp, registers)[0]
-    wanted = np.where(truth, np.uint32(0x3F800000 if result == "f32" else 0xFFFFFFFF), np.uint32(0))
-    np.testing.assert_array_equal(run_numpy(op, registers)[0], wanted)
+TRUE = {"u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f32": 0x3F800000, "u16": 0xFFFF, "s16": 0xFFFF}
+TRUE |= {"f16": 0x3C00, "bf16": 0x3F80}
+WORDS = {"": None, "and": operator.and_, "or": operator.or_, "xor": operator.xor}
+
+
+def sets(pairs):
+    """(opcode, comparison, word, .ftz, result, source) of every set."""
+    for op in instruction_table.lane_operations():
+        if op.opcode.startswith("set.") and op.opcode.endswith("x2") == pairs:
+            _, *words, result, source = op.opcode.split(".")
+            word = next((w for w in words if w in WORDS), "")
+            yield op, words[0], word, ".ftz" if "ftz" in words else "", result, source
+
+
+@pytest.mark.parametrize("source", "u16 s16 b16 u32 s32 b32 u64 s64 b64 f32 f64 f16 bf16".split())
+def test_set_writes_what_setp_says(source):
+    """True is all ones, or one in a floating-point type; every type that may be written."""
+    chosen = [row for row in sets(pairs=False) if row[-1] == source]
+    assert len(chosen) >= 40
+    for op, name, word, ftz, result, _ in chosen:
+        registers = operands(op, np.random.default_rng(5), 128)
+        setp = operation(f"setp.{name}{word and '.' + word}{ftz}.{source}")
+        truth = run_numpy(setp, registers)[0]
+        wanted = np.where(truth, np.uint32(TRUE[result]), np.uint32(0))
+        np.testing.assert_array_equal(run_numpy(op, registers)[0], wanted, op.opcode)
+
+
+def pairs_of_halves(t):
+    """Registers a, b: every special half with every other one, in the lower and, in another order, the upper half."""
+    special = np.array(F16_SPECIAL if t == "f16" else BF16_SPECIAL, np.uint32)
+    a, b = (x.reshape(-1) for x in np.meshgrid(special, special))
+    return a | a[::-1] << np.uint32(16), b | np.roll(b, 7) << np.uint32(16)
+
+
+@pytest.mark.parametrize("t", ["f16", "bf16"])
+def test_pairs_are_compared_half_by_half(t):
+    """setp writes p for the lower half and q for the upper one, set a number into each; both as the scalar setp."""
+    a, b = pairs_of_halves(t)
+    c = np.arange(len(a)) % 3 == 0
+
+    def scalar(name, word, ftz, shift):
+        op = operation(f"setp.{name}{word and '.' + word}{ftz}.{t}")
+        halves = [x >> np.uint32(shift) & np.uint32(0xFFFF) for x in (a, b)]
+        return run_numpy(op, [*halves, c][: len(op.sources)])[0]
+
+    for name, word, ftz in itertools.product(
+        FLOAT_NAMES, WORDS, ("", ".ftz")[: 2 if t == "f16" else 1]
+    ):
+        op = operation(f"setp.{name}{word and '.' + word}{ftz}.{t}x2", results=2)
+        got = run_numpy(op, [a, b, c][: len(op.sources)])
+        for p, shift in zip(got, (0, 16), strict=True):
+            np.testing.assert_array_equal(p, scalar(name, word, ftz, shift), op.opcode)
+    for op, name, word, ftz, result, source in sets(pairs=True):
+        if source == f"{t}x2":
+            true = TRUE[t] if result == source else 0xFFFF
+            low, high = (np.where(scalar(name, word, ftz, n), true, 0) for n in (0, 16))
+            got = run_numpy(op, [a, b, c][: len(op.sources)])[0]
+            np.testing.assert_array_equal(got, (high << 16 | low).astype(np.uint32), op.opcode)
 
 
 def test_every_comparison_has_every_combination():

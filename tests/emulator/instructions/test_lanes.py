@@ -2,6 +2,8 @@
 
 import itertools
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -233,15 +235,18 @@ def test_an_unknown_opcode_is_named_with_its_ptx_and_python_line():
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "opcode",
-    ["add.cc.u32", "addc.u32", "sub.cc.s64", "subc.cc.u32", "mad.lo.cc.u32", "madc.hi.u32"],
-)
-def test_carry_arithmetic_is_refused_with_a_remedy(opcode):
-    with pytest.raises(
-        UnknownInstruction, match=r"carry flag CC\.CF is not modelled; write wide sums"
-    ):
-        instruction_table.lookup(opcode)
+def test_families_that_register_later_are_found_by_every_question():
+    """In a new process: find, is_lanes and lane_operations see them, and the others do not wait for them."""
+    program = """
+from cute_fa4.emulator.instructions import instruction_table as table
+few = lambda: not any(o.startswith(("set.", "vadd")) for o in table._table.entries)
+assert table.find("add.u32") and table.find("setp.lt.s32") and few()
+assert table.is_lanes("set.lt.u32.s16") and not few()
+assert table.find("vadd4.u32.u32.u32.sat") and table.find("setp.lt.and.f16x2")
+assert any(o.opcode.startswith("vset2") for o in table.lane_operations())
+assert table.find("set.lt.u32.s33") is None
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

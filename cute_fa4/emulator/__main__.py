@@ -199,8 +199,8 @@ def executed(options, **settings):
             print(error, file=sys.stderr)
     if not run.launches and not run.levels and not options.status:
         print(
-            f"{options.script}: launched no kernel on the emulator: compile with emulator.compile, call attention "
-            "with CPU tensors, or, for programs for a GPU, use the command run or --as-if-cuda",
+            f"{options.script}: launched no kernel on the emulator in this process: compile with emulator.compile, "
+            "call attention with CPU tensors, or, for programs for a GPU, use the command run or --as-if-cuda",
             file=sys.stderr,
         )
     return run

@@ -8,12 +8,14 @@
                streams, events, synchronize: no effect, and NaN between two events
     cutlass    HardwareInfo of a B200; cute.compile and calls of @cute.jit functions: compiled for the emulator
                from_dlpack: a tensor that claims to be on a GPU; testing.benchmark: NaN, nothing is timed
-    cuda       cuda-python's driver and runtime calls: host/cuda_python.py
+    cuda       cuda-python's driver and runtime calls: host/cuda_python.py; cuda.core: host/driver_library.py
+    processes  those that it starts have a GPU, too: host/processes.py
     triton     kernels launched on the emulator: host/triton_driver.py
 
 Only one such context may be open per process.
 """
 
+import atexit
 import contextlib
 import functools
 import inspect
@@ -24,8 +26,9 @@ import weakref
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cute_fa4.emulator.host import cuda_python, device, triton_driver
+from cute_fa4.emulator.host import cuda_python, device, processes, triton_driver
 from cute_fa4.emulator.host.driver_api import global_memory
+from cute_fa4.emulator.host.session import use
 
 _compiling = threading.local()
 
@@ -242,6 +245,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         for (owner, name), value in _torch_patches().items():
             patches.set(owner, name, value)
         cuda_python.answer(patches, checks)
+        processes.answer(patches, checks, arch)
         patches.set(cutlass.utils, "HardwareInfo", device.HardwareInfo)
         patches.set(hardware_info, "HardwareInfo", device.HardwareInfo)
         for namespace in (cute, *_experimental()):
@@ -256,6 +260,16 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         stack.enter_context(triton_driver.active(patches, checks))
         stack.enter_context(_OnTheCPU())
         yield
+
+
+_until_the_end = contextlib.ExitStack()
+
+
+def start(checks, arch, settings):
+    """The beginning of a spawned process (host/processes.py): as if there were a GPU until it ends."""
+    atexit.register(_until_the_end.close)
+    for context in (as_if_cuda(checks, arch), use(**settings)):
+        _until_the_end.enter_context(context)
 
 
 def _experimental():

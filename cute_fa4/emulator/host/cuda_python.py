@@ -17,7 +17,7 @@ import sys
 
 import numpy as np
 
-from cute_fa4.emulator.host import device, driver_api, tensor_maps
+from cute_fa4.emulator.host import device, driver_api, driver_library, tensor_maps
 from cute_fa4.emulator.ptx.errors import EmulatorError, IllegalAccess
 
 MODULES = {  # module: (prefix of its calls, its enumeration of errors, success, the former name of the module)
@@ -37,6 +37,7 @@ def answer(patches, checks):
     if importlib.util.find_spec("cuda") is None:
         return
     calls = _Calls(checks)
+    driver_library.answer(patches, calls)
     for name, (prefix, errors, success, former) in MODULES.items():
         if importlib.util.find_spec(name) is None:
             continue
@@ -131,6 +132,7 @@ class _Calls:
             "cuInit", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxDestroy", "cuCtxSynchronize",
             "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxSetFlags", "cuModuleUnload",
             "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute", "cuFuncSetCacheConfig",
+            "cuMemPoolSetAttribute",
         )  # fmt: skip
         context = dict.fromkeys(
             ("cuCtxGetCurrent", "cuCtxCreate", "cuCtxPopCurrent", "cuDevicePrimaryCtxRetain"),
@@ -148,11 +150,11 @@ class _Calls:
             for late in ("", "Async")
         }
         allocations = dict.fromkeys(
-            ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged"),
+            ("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged", "cuMemAllocFromPoolAsync"),
             lambda nbytes, *_: self.driver.CUdeviceptr(self.allocate(nbytes)),
         )
         host = dict.fromkeys(
-            ("cuMemAllocHost", "cuMemHostAlloc"), lambda nbytes, *_: self.allocate(nbytes)
+            ("cuMemAllocHost", "cuMemHostAlloc"), lambda nbytes, *_: self.allocate(nbytes, "host")
         )
         return {
             **dict.fromkeys(silent, _nothing), **context, **copies, **fills, **allocations, **host,
@@ -160,6 +162,13 @@ class _Calls:
             "cuGetErrorName": lambda error: self.driver.CUresult(error).name.encode(),
             "cuGetErrorString": lambda error: self.driver.CUresult(error).name.encode(),
             "cuDeviceGetCount": lambda: 1, "cuDeviceGet": lambda number: self.driver.CUdevice(_the_device(number)),
+            **dict.fromkeys(("cuDeviceGetMemPool", "cuDeviceGetDefaultMemPool"), lambda _: self.driver.CUmemoryPool(1)),
+            "cuMemPoolGetAttribute": lambda *_: self.driver.cuuint64_t(0),
+            "cuStreamGetCtx": lambda _: self.driver.CUcontext(1),
+            "cuStreamGetDevice": lambda _: self.driver.CUdevice(0),
+            "cuStreamGetPriority": lambda _: 0, "cuStreamGetFlags": lambda _: 0,
+            "cuStreamIsCapturing": lambda _: self.driver.CUstreamCaptureStatus(0),
+            "cuCtxGetStreamPriorityRange": lambda: (0, 0),  # the least and the greatest: all have the same
             "cuCtxGetDevice": lambda: self.driver.CUdevice(0),
             "cuDeviceGetName": lambda length, *_: device.NAME.encode()[: length - 1],
             "cuDeviceTotalMem": lambda *_: device.total_memory(), "cuDeviceGetAttribute": _attribute,
@@ -199,8 +208,9 @@ class _Calls:
 
     # --- memory ---
 
-    def allocate(self, nbytes):
-        allocation, memory = device.allocated(int(nbytes), f"{int(nbytes)} bytes of cuMemAlloc")
+    def allocate(self, nbytes, where="device"):
+        call = "cuMemAlloc" if where == "device" else "cuMemAllocHost"
+        allocation, memory = device.allocated(int(nbytes), f"{int(nbytes)} bytes of {call}")
         allocation.keep = memory
         driver_api.global_memory.add(allocation)
         self.memory[allocation.start] = allocation
@@ -251,12 +261,12 @@ class _Calls:
     def launch(self, function, *sizes):
         """cuLaunchKernel(f, gridDimX, ..., blockDimX, ..., sharedMemBytes, hStream, kernelParams, extra)."""
         *dims, shared, _stream, params, extra = sizes
-        self._execute(function, tuple(dims[:3]), tuple(dims[3:]), shared, (params, extra))
+        self.execute(function, tuple(dims[:3]), tuple(dims[3:]), shared, (params, extra))
 
     def launch_with_attributes(self, config, function, params, extra):
         """cuLaunchKernelEx."""
         attributes = {int(each.id): _words(each.value) for each in config.attrs}
-        self._execute(
+        self.execute(
             function,
             (config.gridDimX, config.gridDimY, config.gridDimZ),
             (config.blockDimX, config.blockDimY, config.blockDimZ),
@@ -265,7 +275,7 @@ class _Calls:
             attributes,
         )  # fmt: skip
 
-    def _execute(self, function, grid, block, shared, given, attributes=None):
+    def execute(self, function, grid, block, shared, given, attributes=None):
         params, extra = given
         if extra:
             raise EmulatorError("the argument extra of a launch is not answered; pass kernelParams")

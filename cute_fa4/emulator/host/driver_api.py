@@ -37,7 +37,7 @@ SUPPORTED_LAUNCH_ATTRIBUTES = {
 }  # fmt: skip
 
 
-class _LaunchAttribute(ctypes.Structure):
+class LaunchAttribute(ctypes.Structure):
     """cudaLaunchAttribute: an id and a 64-byte union."""
 
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
@@ -51,7 +51,7 @@ class _LaunchConfig(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("dynamic_shared_bytes", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("attribute_count", ctypes.c_uint32),
     )
 
@@ -153,6 +153,13 @@ def settings(new):
         _settings[:] = outside
         if len(outside) > 1:
             _run = before
+
+
+def plain_settings():
+    """The arguments of emulator.use() in force that another process can have: without transform and labels."""
+    now = _settings[-1]
+    names = ("mode", "seed", "checks", "instruction_budget", "claims", "cores")
+    return {name: getattr(now, name) for name in names}
 
 
 def checks_in_force(checks):

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from cute_fa4.emulator.as_if_cuda import as_if_cuda
+from cute_fa4.emulator.host import triton_driver
 from tests.docs.pages import ROOT
 from tests.suite import scripts
 
@@ -86,11 +87,12 @@ def test_a_program_of_triton_runs_as_it_is(program, tmp_path):
 
 @pytest.mark.parametrize("program", [PRODUCT, DESCRIPTOR], ids=["product", "descriptor"])
 def test_kernels_with_mbarriers_run_and_lack_a_fence(program, tmp_path):
-    """Triton 3.9 has no fence between the initialisation of an mbarrier and a copy or commit that uses it."""
-    done = ran(program, tmp_path, "--checks", "none")
+    """Triton 3.9 has no fence between the initialisation of an mbarrier and a copy or commit that uses it: a note."""
+    done = ran(program, tmp_path)
     assert done.returncode == 0, done.stderr
-    reported = ran(program, tmp_path)
-    assert reported.returncode == 1 and "fence.mbarrier_init" in reported.stderr
+    assert "level hardware" in done.stderr
+    [note] = [line for line in done.stderr.split("\n") if line.startswith("note: ")]
+    assert "fence.mbarrier_init (or fence.proxy.async) is missing after mbarrier.init" in note
 
 
 def test_the_driver_is_active_inside_only():
@@ -100,4 +102,4 @@ def test_the_driver_is_active_inside_only():
     with as_if_cuda():
         assert triton.runtime.driver.active.get_current_target().arch == 100
     assert triton.runtime.driver._active is before and triton.testing.do_bench is bench
-    assert all(type(finder).__name__ != "_AfterImport" for finder in sys.meta_path)
+    assert not any(isinstance(finder, triton_driver._AfterImport) for finder in sys.meta_path)

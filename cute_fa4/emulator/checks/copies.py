@@ -3,6 +3,7 @@
 import numpy as np
 
 from cute_fa4.emulator.checks.clocks import ASYNC_GLOBAL, ASYNC_SHARED, HAPPENED
+from cute_fa4.emulator.checks.initialised import check_initialised
 from cute_fa4.emulator.checks.memory import race, touch, visible
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import Access
@@ -70,8 +71,8 @@ class CopyChecks:
     def signals(self, barrier):
         """The copy is complete and signals an mbarrier."""
         strand = self.strand
-        self.order.check_initialised(
-            barrier, strand.actor, strand.clock, self.is_async, self._fault
+        check_initialised(
+            self.order, barrier, strand, strand.clock, self._fault, is_async=self.is_async
         )
         self.order.release(barrier, strand.clock)
 

@@ -441,32 +441,6 @@ class Ordering:
 
     # -- mbarriers ---------------------------------------------------------------------------------------------
 
-    def initialised(self, barrier, warp):
-        """mbarrier.init: other threads must be ordered after it before they use the barrier."""
-        barrier.born = (
-            warp.order.actor,
-            self.number(warp.order.actor, warp.order.party, warp.ins, "mbarrier.init"),
-        )
-
-    def check_initialised(self, barrier, user, clock, is_async, fault):
-        """``fault(message, kind)`` unless a barrier's user (actor, clock) comes after its initialization."""
-        if barrier.born is None:
-            return
-        actor, number = barrier.born
-        if actor == user and not is_async:
-            return
-        if clock[BARRIERS, actor] >= number or not is_async and clock[HAPPENED, actor] >= number:
-            return
-        access = self.accesses[number]
-        if clock[HAPPENED, actor] >= number:
-            why = (
-                "its initialisation is not visible to asynchronous operations: fence.mbarrier_init (or "
-                "fence.proxy.async) is missing after mbarrier.init"
-            )
-        else:
-            why = "nothing orders this use after its initialisation: a barrier is missing between them"
-        fault(f"{barrier.name}: {why}\n  initialised by\n{access.where()}\n  used by", BarrierError)
-
     def arrived(self, barrier, warp):
         """A warp arrives on a barrier: it must know of the phase in which it arrives."""
         barrier.seen[warp] = barrier.phase

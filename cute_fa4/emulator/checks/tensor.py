@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cute_fa4.emulator.checks.clocks import ASYNC_SHARED, HAPPENED, SEALED, TENSOR
+from cute_fa4.emulator.checks.initialised import check_initialised
 from cute_fa4.emulator.checks.memory import race, touch, visible
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
@@ -320,7 +321,7 @@ def committed(order, warp):
 
     def signal(barrier):
         order.commit(strand)
-        order.check_initialised(barrier, strand.actor, snapshot, True, fault)
+        check_initialised(order, barrier, strand, snapshot, fault, is_async=True)
         order.release(barrier, strand.clock)
 
     return signal

@@ -15,6 +15,7 @@ import numpy as np
 from cute_fa4.emulator.checks import causes
 from cute_fa4.emulator.checks import memory as memory_checks
 from cute_fa4.emulator.checks.clocks import merged
+from cute_fa4.emulator.checks.initialised import check_initialised, initialised
 from cute_fa4.emulator.checks.scopes import CTA, GPU, written_scope
 from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.fast_paths import fast
@@ -116,7 +117,7 @@ def init(warp, ins, match):
         cta.shared.own(offset, barrier)
         if order is not None:
             memory_checks.shared_span(order, warp, cta.shared, offset, 8, "mbarrier.init")
-            order.initialised(barrier, warp)
+            initialised(order, barrier, warp)
     warp.note_progress()
 
 
@@ -215,8 +216,7 @@ def _scope(order, opcode):
 
 
 def _check_initialised(order, warp, barrier):
-    strand = warp.order
-    order.check_initialised(barrier, strand.actor, strand.clock, False, warp.fault)
+    check_initialised(order, barrier, warp.order, warp.order.clock, warp.fault)
 
 
 def _arrive_remotely(warp, cta, offset, amount, expects, drop, issuer):
@@ -228,7 +228,7 @@ def _arrive_remotely(warp, cta, offset, amount, expects, drop, issuer):
     def action():
         barrier = cta.mbarrier(offset)
         if order is not None:
-            order.check_initialised(barrier, warp.order.actor, clock, False, _fault_of(issuer))
+            check_initialised(order, barrier, warp.order, clock, _fault_of(issuer))
             order.publish(barrier, releases)
         for value in amount:
             barrier.arrive(1 if expects else value, issuer, value if expects else 0, drop)

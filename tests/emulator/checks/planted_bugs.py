@@ -19,8 +19,7 @@ from cute_fa4.emulator.ptx.errors import (
 )
 from tests.emulator.core.ptx_bench import run_ptx
 
-BOTH = ("ptx", "hardware")
-PTX = ("ptx",)
+BOTH, PTX = ("ptx", "hardware"), ("ptx",)
 
 # %r1 thread, %r2 dyn, %r3 dyn + 4 * lane, %p1 warp 0, %p2 thread 0, %rd1 output + 4 * thread, %rd2 input
 START = """
@@ -373,6 +372,7 @@ BUGS = (
         + WAIT.format(name=0, parity=0),
         BarrierError,
         "not visible to asynchronous operations",
+        PTX,
     ),
     Bug(
         "cp.async not waited for",

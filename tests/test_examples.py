@@ -160,7 +160,7 @@ def test_the_notebook_leads_from_a_kernel_to_its_race():
     output = run("-c", CELLS, "examples/09_from_a_kernel_to_its_race.ipynb")
     _, first, second, third, fourth = re.split(r"^## \d\. .*$", output, flags=re.M)
     assert first.strip() == "right: True"
-    assert "race on shared offset" in second and "KernelLabels(shared=((0x0" in second
+    assert "race on shared offset" in second and "(dynamic +0x0, slot)" in second
     assert second.count("slot[lane] = x[b * BLOCK + lane]") == 1, "the lines of both are printed"
     assert second.count("total += slot[(lane + 1) % BLOCK]") == 1
     assert "5 schedules at level ptx, 0 of them clean; 1 findings" in third

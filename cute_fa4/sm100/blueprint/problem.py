@@ -265,8 +265,11 @@ class Problem:
 
     @property
     def unequal_blocks(self) -> bool:
-        """Query blocks of a sequence see different numbers of keys; the first ones, usually, the fewest."""
-        return self.mask != bands.Full()
+        """Query blocks of a sequence see different numbers of keys; the first ones, usually, the fewest.
+
+        Lists of key blocks are not read by the host. Those of causal masks and documents are such.
+        """
+        return self.mask != bands.Full() or self.q_block > 0
 
     @property
     def heads_per_tile(self) -> int:

@@ -4,9 +4,10 @@ The grid is one-dimensional, so that no batch or head count hits the 65,535 limi
 the query block varies fastest: CTAs that run together read the same keys.
 
 Under a mask (causal, a window) the last query block sees the most keys, and a launch ends evenly if the long blocks
-begin first. So blocks are taken from the end, each for all heads of a section before the next block. A section has at
-most as many heads as have their keys and values in L2 together. Sections differ by at most one head: a last section of
-few heads would leave few CTAs at work at the end. Five heads of three blocks, of which two fit:
+begin first. So blocks are taken from the end, each for all heads of a section before the next block. Lists of key
+blocks, which the host does not read, are taken likewise: those of causal masks and documents are longest at the end. A
+section has at most as many heads as have their keys and values in L2 together. Sections differ by at most one head: a
+last section of few heads would leave few CTAs at work at the end. Five heads of three blocks, of which two fit:
 
     CTA     0   1   2   3   4   5   6   7   8   9  10  11  12  13  14
     head    0   1   0   1   0   1   2   3   2   3   2   3   4   4   4

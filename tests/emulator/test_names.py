@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import shutil
+import types
 
 import pytest
 import torch
@@ -195,6 +196,53 @@ def test_branches_of_cuda_give_roles_where_constants_have_values(tmp_path):
     path.write_text(CUDA)
     sources = [None, (str(path), 5), (str(path), 15), ("/nowhere/else.cu", 3), ("kernel.py", 1)]
     assert source_names.cuda_roles(sources) == [((0,), "load"), ((1,), "mma")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if (warp_id == NUM_WARPS - 1) {",
+        "if (warp_id == lane) {",
+        "if (warp_id == 3) {",
+        "if (warp_id % 4 == LAST) {",
+        "first(warp_id == LAST);",
+    ],
+)
+def test_other_conditions_of_cuda_give_no_role(tmp_path, line):
+    path = tmp_path / "kernel.cu"
+    path.write_text(f"constexpr int NUM_WARPS = 4, LAST = 3;\nint lane = 1;\n{line}\n")
+    assert source_names.cuda_roles([(str(path), 1), (str(path), 3)]) == []
+
+
+PYTHON = """
+def kernel(self):
+    warp = make_warp_uniform(arch.warp_idx())
+    other = arch.warp_idx() % 4
+    if {}:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "condition, roles",
+    [
+        ("warp == LOAD", [((2,), "load")]),
+        ("warp >= self.mma_warp_ids[0] and warp <= self.mma_warp_ids[-1]", [((0, 1), "mma")]),
+        ("warp in (LOAD, self.mma_warp_ids)", [((2,), "load"), ((0, 1), "mma")]),
+        ("LOAD != arch.warp_idx()", [((2,), "load")]),
+        ("warp == i", []),
+        ("warp < self.count", []),
+        ("warp == self.count - 1", []),
+        ("warp == unknown_warp_id", []),
+        ("other == LOAD", []),
+        ("warp == 0", []),
+    ],
+)
+def test_conditions_of_python_name_what_they_compare_with(tmp_path, condition, roles):
+    path = tmp_path / "kernel.py"
+    path.write_text(PYTHON.format(condition))
+    known = {"LOAD": 2, "i": 1, "self": types.SimpleNamespace(mma_warp_ids=(0, 1), count=4)}
+    assert source_names.python_roles(str(path), 3, known.__getitem__) == roles
 
 
 def test_a_kernel_by_nvcc_reports_its_roles_and_variables(tmp_path):

@@ -21,8 +21,10 @@ MAX_WARPS = 32
 
 _CUDA_FILES = (".cu", ".cuh", ".h", ".hpp", ".inl")
 _CUDA_BRANCH = re.compile(
-    r"\b(?:if|case)\b[^;{]*?\bwarp(?:_?(?:idx|id|index))?\s*[=!]=\s*([A-Za-z_]\w*(?:::\w+)*)", re.I
+    r"\bif\b[^;{]*?\bwarp(?:_?(?:idx|id|index))?\s*[=!]=\s*([A-Za-z_]\w*(?:::\w+)*)(?=\s*[)&|])",
+    re.I,
 )
+_CUDA_CONSTANT = r"(?:\b(?:constexpr|const)\b[^;\n]*\b{0}\s*=|#\s*define\s+{0}|\benum\b[^}}]*\b{0}\s*=)\s*(\d+)\b"
 
 
 def tidy(name: str) -> str:
@@ -144,6 +146,9 @@ def _named_warps(node, look_up, exact) -> list[tuple[tuple[int, ...], str]]:
     # ``warp < self.mma_warp_id`` names a warp, ``warp < count`` does not.
     if not name or not (exact or re.search("warp_?i[dn]", name, re.I)):
         return []
+    # A variable without "warp" in its name may be a loop's; a constant is written in capitals.
+    if isinstance(node, ast.Name) and not (name.isupper() or "warp" in name.lower()):
+        return []
     try:
         warps = warps_of(_value(node, look_up))
     except (KeyError, AttributeError):
@@ -208,7 +213,7 @@ def cuda_roles(sources: Iterable[tuple | None]) -> list[tuple[tuple[int, ...], s
         whole = "".join(text)
         for branch in _CUDA_BRANCH.finditer("".join(text[low - 1 : high])):
             name = branch[1].rsplit("::", 1)[-1]
-            value = re.search(rf"\b{name}\s*(?:=\s*|\s)(\d+)\b", whole)
+            value = re.search(_CUDA_CONSTANT.format(name), whole)
             warps = warps_of(int(value[1])) if value else ()
             if warps:
                 found.append((warps, tidy(name)))

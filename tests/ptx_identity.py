@@ -96,6 +96,7 @@ VARIANTS = {
     # one query tile
     "one tile": {"schedule": OneTile(), **CAUSAL},
     "one tile decode": {**DECODE, "schedule": OneTile(), "page_size": 16, **CAUSAL},
+    "own parts": {"maximum": "exact", "lone_tiles": False, "own_parts": True, **CAUSAL},
     "one tile decode split": {
         **DECODE,
         "schedule": OneTile(),

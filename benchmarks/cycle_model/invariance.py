@@ -1,18 +1,22 @@
 """What batch_invariant=True costs at 8,192 keys, modelled and compared with the default: decode and prefill.
 
 decode   decode/: the kernel, parts and merge that call_of gives for each choice
-prefill  the kernel of two query tiles with an exact maximum, whose work tiles are cut into parts (launch_time). Partial
-         results are written and read once at the rate of HBM, after the attention: the least that a merge can take
+prefill  the kernel of two query tiles with an exact maximum, whose CTAs merge the parts of their rows
+         (sm100/two_tiles/own_parts). Blocks of one, two and three parts are simulated; each further part costs as much
+         as the third. What threads read, sums of earlier parts and log-sum-exps, takes the latency of L2: 148 CTAs
+         keep 20 MB
+         in_memory: the kernel without that, whose work tiles are cut into parts. Partial results are written and read
+         once at the rate of HBM, after the attention: the least that a merge can take
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from benchmarks.cycle_model import report, schedules
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.time import ours
-from benchmarks.cycle_model.grid import launch_time
+from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
 from benchmarks.cycle_model.kernels import OURS, Variant
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
@@ -59,12 +63,58 @@ def prefill(constants: dict[str, Constant]) -> dict[str, list[float]]:
         default = Variant.of(OURS, problem)
         us = report.cell(report.model(default, constants), problem, constants).us
         kernel = report.model(replace(default, pairs=False, choices=CHOICES), constants)
-        parts = [in_parts(kernel, problem, n, constants) for n in TOKENS]
-        found["causal" if causal else "full"] = [us, *parts]
+        one_part = in_memory(kernel, problem, KEYS, constants)
+        own = replace(kernel.variant, choices=(*CHOICES, ("own_parts", True)))
+        curves = part_cycles(own, constants)
+        parts = [in_ctas(own, curves, problem, n, constants) for n in TOKENS if n < KEYS]
+        found["causal" if causal else "full"] = [us, one_part, *parts]
     return found
 
 
-def in_parts(kernel: report.Modelled, problem: Problem, tokens: int, constants) -> float:
+@dataclass(frozen=True)
+class PartCurve(Curve):
+    """Cycles of a block in parts of `each` key tiles: points are those of one part.
+
+    second, further  what the second part and each later one add
+    """
+
+    second: float
+    further: float
+    each: int = 1 << 30
+
+    def __call__(self, tiles: float) -> float:
+        more = -(-tiles // self.each) - 1
+        added = self.second + (more - 1) * self.further if more > 0 else 0.0
+        return super().__call__(tiles) + added
+
+    @classmethod
+    def of(cls, cycles: dict[tuple[int, int], float]) -> PartCurve:
+        """cycles: of (key tiles, parts), of one part twice, of two and of three."""
+        curve = Curve(tuple(sorted((n, c) for (n, parts), c in cycles.items() if parts == 1)))
+        second, third = (c - curve(n) for (n, parts), c in sorted(cycles.items()) if parts > 1)
+        return cls(curve.points, second, third - second)
+
+
+def part_cycles(variant: Variant, constants: dict[str, Constant]) -> tuple[PartCurve, PartCurve]:
+    """The curves of a kernel with own_parts, as the fields of CTACycles."""
+    from_l2 = constants | {"lat_global": constants["lat_l2"]}
+    results = report.model(variant, from_l2).results
+    alone = {(w.tiles, w.parts): r.cycles for w, r in results.items() if w.work_tiles == 1}
+    added = {
+        (w.tiles, w.parts): (r.cycles - alone[w.tiles, w.parts]) / (w.work_tiles - 1)
+        for w, r in results.items()
+        if w.work_tiles > 1
+    }
+    return PartCurve.of(alone), PartCurve.of(added)
+
+
+def in_ctas(variant: Variant, curves: tuple, problem: Problem, tokens: int, constants) -> float:
+    """Microseconds of a launch whose CTAs take parts of so many keys one after the other, and merge them."""
+    cycles = CTACycles(*(replace(curve, each=tokens // KEYS_A_TILE) for curve in curves))
+    return launch_time(variant, problem, cycles, constants).us
+
+
+def in_memory(kernel: report.Modelled, problem: Problem, tokens: int, constants) -> float:
     """Microseconds of a launch whose rows see parts of so many keys, and of the merge."""
     value = {name: constant.value for name, constant in constants.items()}
     each, tiles = tokens // KEYS_A_TILE, schedules.work_tiles(kernel.variant, problem)

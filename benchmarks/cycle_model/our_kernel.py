@@ -9,6 +9,7 @@ from benchmarks.cycle_model.workloads import (
     KEYS_A_TILE,
     CacheWorkload,
     ListedWorkload,
+    PartsWorkload,
     RopeWorkload,
     Workload,
 )
@@ -35,11 +36,11 @@ def trace_kernel(variant, works: list[Workload]) -> tuple[str, dict[Workload, tr
         kernel = emulator.compile(attention, *arguments, arch=variant.arch)
         traces = {}
         for work in works:
-            traces[work] = trace.record(partial(_launch, kernel, work))
+            traces[work] = trace.record(partial(_launch, kernel, work, config(variant)))
     return kernel.__ptx__, traces
 
 
-def _launch(kernel, work: Workload) -> None:
+def _launch(kernel, work: Workload, cfg) -> None:
     """The first CTA runs as many blocks as the workload says; the heads of a group may be more blocks than that."""
     from cute_fa4 import emulator
 
@@ -47,7 +48,16 @@ def _launch(kernel, work: Workload) -> None:
     if group > work.work_tiles:  # one group has blocks enough
         work = replace(work, heads_q=group, heads_kv=1)
     with emulator.use(checks=None, claims=work.work_tiles - 1):
-        kernel(*_arguments(work))
+        kernel(*_arguments(work, cfg))
+
+
+def _workspace(work: PartsWorkload, cfg) -> list:
+    """Memory for sums that the CTAs of a workload keep from part to part."""
+    import torch
+
+    from cute_fa4.sm100.choose.launches import own_parts_shapes
+
+    return [torch.empty((work.work_tiles, *shape)) for shape in own_parts_shapes(cfg)]
 
 
 def torch_dtype(name: str):
@@ -124,7 +134,7 @@ def _mask(causal: bool, window: int):
     return masks.causal() if causal else masks.window(None, None)
 
 
-def _arguments(work: Workload) -> tuple:
+def _arguments(work: Workload, cfg) -> tuple:
     """Arguments of the compiled kernel of a workload: random data, by parameter name."""
     import inspect
 
@@ -173,6 +183,8 @@ def _arguments(work: Workload) -> tuple:
     if isinstance(work, ListedWorkload):
         more["blocks"] = all_blocks(work)
     more |= dict(max_seqlen_q=work.seqlen_q)
+    if isinstance(work, PartsWorkload):
+        more |= dict(split=(work.tiles_of_part, *_workspace(work, cfg)))
     names = inspect.signature(SM100MHA2Q.__call__).parameters
     unknown = set(more) - set(names)
     if unknown:

@@ -36,6 +36,10 @@ EMPTY_BLOCKS = 4
 WINDOW_STEADY_TILES = 8
 
 
+# Key tiles of blocks whose CTA takes their keys in parts: of blocks of one part, and of each of several.
+TILES_OF_ONE_PART = (8, 16)
+TILES_OF_A_PART = 4
+
 ROPE_DEPTH = 64  # columns of K in a separate tensor
 
 
@@ -74,6 +78,17 @@ class RopeWorkload(Workload):
 
     rope_dtype: str = "bf16"
     rope_depth: int = ROPE_DEPTH
+
+
+@dataclass(frozen=True)
+class PartsWorkload(Workload):
+    """One whose CTAs take the keys of their rows in parts of so many key tiles, and merge them."""
+
+    tiles_of_part: int = 1
+
+    @property
+    def parts(self) -> int:
+        return -(-self.tiles // self.tiles_of_part)
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,8 @@ def workloads_of(variant) -> list[Workload]:
             *(workload(variant, tiles, window=window) for tiles, window in chosen),
             *(workload(variant, n, PERSISTENT_WORK_TILES, window) for n, window in several),
         ]
+    if dict(variant.choices).get("own_parts"):
+        return own_parts_workloads(variant)
     several = PERSISTENT_TILES if variant.persistent else ()
     empty = [workload(variant, 0)] if variant.ragged else []
     if variant.claims:
@@ -127,6 +144,17 @@ def workloads_of(variant) -> list[Workload]:
         *empty,
         *(workload(variant, n) for n in TILES),
         *(workload(variant, n, PERSISTENT_WORK_TILES) for n in several),
+    ]
+
+
+def own_parts_workloads(variant) -> list[Workload]:
+    """Blocks of one part, of two sizes, and of two and three parts; alone and behind others of their CTA."""
+    sizes = [(n, n) for n in TILES_OF_ONE_PART]
+    sizes += [(parts * TILES_OF_A_PART, TILES_OF_A_PART) for parts in (2, 3)]
+    return [
+        PartsWorkload(**vars(workload(variant, tiles, blocks)), tiles_of_part=each)
+        for blocks in (1, PERSISTENT_WORK_TILES)
+        for tiles, each in sizes
     ]
 
 

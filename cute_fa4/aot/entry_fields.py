@@ -143,6 +143,7 @@ CONFIG = {
         "of the products: p_over_s, p_beside_s; of 8 bits p_crossed, p_crossed_summed; default: what suits",
     ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
+    "own_parts": Field("switch", "a CTA merges all parts of its rows' keys; default: off"),
     "maximum": Field(
         "text", "of a row: exact or lagged; default: as the problem allows (CUTE_FA4_MAXIMUM)"
     ),

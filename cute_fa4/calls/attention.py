@@ -30,7 +30,14 @@ from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
-from cute_fa4.calls.split_keys.split import Clustered, Split, SplitPlan, split_of
+from cute_fa4.calls.split_keys.split import (
+    Clustered,
+    OwnParts,
+    OwnPartsPlan,
+    Split,
+    SplitPlan,
+    split_of,
+)
 from cute_fa4.compiler import policy
 from cute_fa4.operands import BLOCKS, LENGTHS, NAMES, OPERANDS, ROWS, CallTensors, fields_given
 from cute_fa4.scales import Scales
@@ -128,6 +135,8 @@ def _plan_with_keys(
     early = policy.dependent_launch()
     attention, combine = launches(config, cut, return_lse, in_float32, early)
     function = function_for(attention, target)
+    if isinstance(split, OwnParts):
+        return OwnPartsPlan(function, split, *launched)
     if not cut.merges and not in_float32:
         return Plan(function, *launched)
     merge = None if combine is None else function_for(combine, target)

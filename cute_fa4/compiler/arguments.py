@@ -7,6 +7,7 @@ Strides are 64-bit symbols divisible by what TMA needs; the head dim is a number
 from __future__ import annotations
 
 from itertools import compress
+from math import prod
 
 from cute_fa4.dtypes import DTYPES, E4M3, elements_in
 from cute_fa4.operands import (
@@ -24,6 +25,7 @@ from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.listed import has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.launches import own_parts_shapes
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig, TopKConfig
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
@@ -189,6 +191,9 @@ def _split(config: FA4Config) -> tuple | None:
 
     if config.share_keys:
         return Int32(1), Int32(1), _fake("i32", (sym_int(symbol="blocks"), 2))
+    if config.own_parts:
+        ctas, shapes = sym_int(symbol="ctas"), own_parts_shapes(config)
+        return Int32(1), *(_fake_dense("f32", (ctas, *shape)) for shape in shapes)
     return (Int32(1), Int32(0)) if config.split_keys else None
 
 
@@ -404,6 +409,16 @@ def _fake_rows(dtype: str, shape: tuple):
     return make_fake_tensor(
         DTYPES[dtype].cutlass, shape, (*strides, 1), assumed_align=ALIGNMENT_BYTES
     )
+
+
+def _fake_dense(dtype: str, shape: tuple):
+    """A contiguous tensor for 16-byte accesses, with sizes that are numbers after the first."""
+    from cutlass.cute import sym_int64
+    from cutlass.cute.runtime import make_fake_tensor
+
+    inner = [prod(shape[place + 1 :]) for place in range(1, len(shape))]
+    strides = sym_int64(divisibility=elements_in(dtype, ALIGNMENT_BYTES)), *inner
+    return make_fake_tensor(DTYPES[dtype].cutlass, shape, strides, assumed_align=ALIGNMENT_BYTES)
 
 
 def _fake(dtype: str, shape: tuple, free_last: bool = False):

@@ -33,6 +33,7 @@ from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
 from .work.block_lists import BlockLists
 from .work.judged import queue_of
+from .work.own_parts import OwnParts
 from .work.packed_order import PackedOrder
 from .work.queue import WorkQueue
 from .work.sequence import Lengths
@@ -276,6 +277,8 @@ class SM100Kernel:
             apart = Int32(mQ.shape[0])
             splits = Splits(number, cute.fast_divmod_create_divisor_v2(number), tiles_each, apart)
             grid = grid * number
+        if cutlass.const_expr(cfg.own_parts):
+            splits = OwnParts.of(split)
         args = KernelArgs(
             q=self.q_operand(mQ),
             k=k,

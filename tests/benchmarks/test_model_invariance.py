@@ -1,5 +1,7 @@
 """The cost of batch invariance in the cycle model: which calls it compares, and the arithmetic of its parts."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.cycle_model import invariance, schedules
@@ -39,7 +41,7 @@ def test_parts_of_all_keys_are_no_parts_and_merges_add_their_bytes():
     curve = Curve(((1, 1.0), (2, 2.0)))
     kernel = Modelled(variant, CTACycles(curve, curve), None, {}, None)
     constants = fitted_b200()
-    whole, halves = (invariance.in_parts(kernel, problem, n, constants) for n in (8192, 4096))
+    whole, halves = (invariance.in_memory(kernel, problem, n, constants) for n in (8192, 4096))
     rows = 2 * 16 * invariance.KEYS
     bytes_of_merge = rows * (2 * 4 * 129 + 2 * 128)
     merge = constants["kernel_start_us"].value + bytes_of_merge / constants["hbm_tbs"].value * 1e-6
@@ -49,3 +51,12 @@ def test_parts_of_all_keys_are_no_parts_and_merges_add_their_bytes():
 
 def test_recorded_sources_of_decode_exist():
     assert all(path.is_file() for path in kernels._recorder("our_decode.py"))
+
+
+def test_each_part_after_the_second_costs_the_same():
+    """Blocks of 8 and 16 key tiles of one part, and of two and three parts of four: measured where they are given."""
+    cycles = {(8, 1): 800.0, (16, 1): 1600.0, (8, 2): 850.0, (12, 3): 1270.0}
+    curve = invariance.PartCurve.of(cycles)
+    cut = replace(curve, each=4)
+    assert curve(12) == 1200 and [cut(n) for n in (4, 8, 12)] == [400, 850, 1270]
+    assert cut(13) == 1300 + 50 + 2 * 20

@@ -289,6 +289,30 @@ def test_automatic_splits_fill_the_chip_as_far_as_their_merge_pays():
     assert chosen(tokens_per_split=4096, num_splits=0) == 4
 
 
+@pytest.mark.parametrize(
+    "batch, seqlen_q, seqlen_k, why",
+    [
+        (2, 8192, 8192, None),
+        (1, 1184, 4096, None),  # 5 * 32 blocks
+        (1, 1024, 4096, "4 * 32 blocks for 148 SMs"),
+        (64, 1, 8192, "256 rows of a CTA are more than four parts of one"),
+        (64, 64, 8192, None),  # as much for either
+        (64, 63, 8192, "256 rows of a CTA are more than four parts of 63"),
+    ],
+)
+def test_ctas_own_all_parts_where_they_fill_the_chip_in_no_more_memory(
+    batch, seqlen_q, seqlen_k, why
+):
+    q = torch.empty(batch, seqlen_q, 32, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(batch, seqlen_k, 32, 128, dtype=torch.bfloat16, device="meta")
+    config = choose_config(
+        qkv_dtype="bf16", head_dim=128, maximum="exact", lone_tiles=False, family="mha2q"
+    )
+    found = split.split_of(q, k, Where(), resolve(q, batch_invariant=True), config)
+    assert isinstance(found, split.Split if why else split.OwnParts), why
+    assert found.tiles_each == split.INVARIANT_TOKENS // 128
+
+
 def lengths_on_the_device(batch, pages, seqlen_q=1, heads=64, page=16):
     """What num_splits=0 makes of paged decode of `batch` sequences, a page table `pages` wide, from metadata alone."""
     q = torch.empty(batch, seqlen_q, heads, 128, dtype=torch.bfloat16, device="meta")

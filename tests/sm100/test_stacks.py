@@ -38,6 +38,7 @@ CAP = dict(score_mod=score_mods.soft_cap(30.0))
 FUNCTIONS = CAP | dict(sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
 SHARED = dict(kv_layout="paged", page_size=16, seqused_k=True, group=4, pack_gqa=True)
+OWN_PARTS = dict(maximum="exact", lone_tiles=False, own_parts=True)
 IN_PAGES = STORED_IN_PAGES | dict(head_dim=512)  # rows of 584 bytes
 LATENT = dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, latent=True, pack_gqa=True)
 
@@ -123,6 +124,9 @@ CASES = {
     "wide heads over 8 bits, rotary columns of 16": ("mhawidewiden", DEQUANTIZED | ROPE | OF_BF16, False),
     "wide heads, gathered": ("mhawide", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
     "wide heads in pairs, gathered": ("mhawidepair", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
+    "two query tiles, own parts": ("mha2q", BF16 | D128 | OWN_PARTS, False),
+    "two query tiles, own parts, pages": ("mha2q", BF16 | D128 | OWN_PARTS | queries(16), False),
+    "two query tiles of 192 columns, own parts": ("mha2q", BF16 | OF_192 | OWN_PARTS, False),
     "latent rows": ("mla_decode", latent(64, 64, rows=64), False),
     "latent rows by index": ("mla_decode", latent(64, 1, rows=64), False),
     "latent rows in pairs": ("mla_pair", latent(128, 64), False),
@@ -159,6 +163,7 @@ SPILLS = {
     "rows of 656 bytes in pairs, shared keys": (8, "mla_widenpair", latent(128, 64) | STORED, True),
     "latent rows of 16 heads": (8, "mla_decode", latent(16, 64, rows=64), False),
     # Here correction spills.
+    "two query tiles of 64 columns, sinks, own parts": (8, "mha2q", BF16 | D64 | OWN_PARTS | dict(sink=True), False),
     "one query tile, scales of tokens, functions": (8, "mha1q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, False),
 }  # fmt: skip
 # The same in these loops, with the number of accesses: 56 registers of a dequantizing thread hold the scales and page

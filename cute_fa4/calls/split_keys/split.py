@@ -7,7 +7,8 @@
                         1           never split
                         N           exactly N parts of each sequence, as even as its key tiles allow
     tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
-                                    batch, and how long the others are, changes no bit of its result
+                                    batch, and how long the others are, changes no bit of its result. The CTA of a block
+                        takes and merges all of them where blocks fill the chip (fill_chip), with the same bits
 
 With batch_invariant=True, or under CUTE_FA4_BATCH_INVARIANT=on, the parts have tokens_per_split or else
 INVARIANT_TOKENS keys, whatever num_splits is.
@@ -21,12 +22,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import isqrt
+from math import isqrt, prod
 from operator import index
 
 import torch
 
 from cute_fa4 import masks
+from cute_fa4.calls.grid import ctas_of
 from cute_fa4.calls.plan import Plan
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys import workspace
@@ -34,11 +36,21 @@ from cute_fa4.compiler import policy
 from cute_fa4.operands import LENGTHS_OF_QUERIES, CallTensors, fields
 from cute_fa4.sm100.blueprint import choices, tuning
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
-from cute_fa4.sm100.choose.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
+from cute_fa4.sm100.choose.launches import (
+    OWN_PARTS,
+    PARTS,
+    SHARED,
+    Cut,
+    in_cluster,
+    may_cluster,
+    may_own_parts,
+    may_share,
+    own_parts_shapes,
+)
 from cute_fa4.system.clusters import most_clusters
 
 MAX_SPLITS = 1024
-INVARIANT_TOKENS = 4096  # keys of a part, of batch-invariant calls without tokens_per_split
+INVARIANT_TOKENS = 2048  # keys of a part, of batch-invariant calls without tokens_per_split
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
@@ -58,6 +70,25 @@ class Split:
         """-> (partial O, its log-sum-exp, None, what the kernel is told)."""
         partial = workspace.partial_results(q, v, self.parts)
         return *partial, None, (self.parts, self.tiles_each)
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """Parts of tiles_each key tiles, which the CTA of a block takes and merges in turn (sm100/work/own_parts.py).
+
+    ctas    of the launch, at most
+    shapes  of the workspace of a CTA
+    """
+
+    tiles_each: int
+    ctas: int
+    shapes: tuple[tuple, tuple]
+
+    cut = OWN_PARTS
+
+    def told(self, q) -> tuple:
+        """The kernel's argument `split`, with memory for sums that its CTAs keep from part to part."""
+        return self.tiles_each, *workspace.of_ctas(q, self.ctas, self.shapes)
 
 
 @dataclass(frozen=True)
@@ -129,7 +160,7 @@ def check_split(num_splits, tokens_per_split) -> None:
 
 def split_of(
     q, k, where: Where, options: Options, config, partial: bool = False
-) -> Split | Shared | Clustered | None:
+) -> Split | OwnParts | Shared | Clustered | None:
     """The split of a checked call; None: its keys are not split.
 
     config: for the call without a split; partial: the float32 result will be merged with others
@@ -137,6 +168,9 @@ def split_of(
     split = _wanted(q, k, where, options, config, partial)
     if split is None or isinstance(split, (Shared, Clustered)):
         return split
+    own = _own_parts(q, where, config, split, partial)
+    if own is not None:
+        return own
     # Partial rows, and rows that the merge kernel is launched for: for packed queries the upper bound.
     partial, launched = q.shape[:-1].numel() * split.parts, q.shape[-2] * where.rows(q)
     if max(partial, launched) > MAX_PARTIAL_ROWS:
@@ -189,6 +223,25 @@ def _wanted(
     if parts == choices.RULE:
         parts = even_parts(sms // max(blocks, 1), seen)
     return Split(parts) if parts > 1 else None
+
+
+def _own_parts(q, where: Where, config, split: Split, partial: bool) -> OwnParts | None:
+    """The same parts, all of a block in one CTA: the same bits, so the rule may read lengths."""
+    if not split.tiles_each or split.parts == 1 or not may_own_parts(config, partial):
+        return None
+    ctas = ctas_of(config, q.shape[0], where.seqlen_q(q), q.shape[-2], where.batch(q))
+    own, rows = OwnParts(split.tiles_each, ctas, own_parts_shapes(config)), q.shape[:-1].numel()
+    fills = fill_chip(own, num_sms(q.device), rows * split.parts * (config.ov_depth + 1))
+    return own if fills else None
+
+
+def fill_chip(own: OwnParts, sms: int, of_parts: int) -> bool:
+    """Whether CTAs fill the chip with all of a block's parts in one of them, in no more memory than parts of all rows.
+
+    Where queries are few, most rows of a tile are empty: parts of them take less memory, and read keys in parallel.
+    of_parts: float32 of those parts
+    """
+    return own.ctas >= sms and own.ctas * sum(map(prod, own.shapes)) <= of_parts
 
 
 def even_parts(most: int, seen: int) -> int:
@@ -326,4 +379,23 @@ class SplitPlan(Plan):
         if self.combine is not None:
             lengths = _of_queries(tensors)
             self.combine(partial_o, partial_lse, parts, written, lse, *lengths, self.seqlen_q)
+        return out if lse is None else (out, lse)
+
+
+class OwnPartsPlan(Plan):
+    """Attention whose CTAs merge the parts of their rows: one launch, with memory for what they keep."""
+
+    __slots__ = ("split",)
+
+    def __init__(self, function, split: OwnParts, *of_the_plan):
+        """of_the_plan: the arguments of Plan after the function."""
+        super().__init__(function, *of_the_plan)
+        self.split = split
+
+    def __call__(self, tensors: CallTensors):
+        told = self.split.told(tensors.q)  # before anything is written, as in SplitPlan
+        if self.append is not None:
+            self.append(tensors)
+        out, lse = self.results.allocated(tensors.q, tensors.out)
+        self.launch(tensors, (*self.viewed(tensors, out), lse), told)
         return out if lse is None else (out, lse)

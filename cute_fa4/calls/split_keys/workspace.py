@@ -35,6 +35,11 @@ def partial_results(q: torch.Tensor, v: torch.Tensor, parts: int) -> list[torch.
     return _tensors(q.device, (of_o, torch.float32), (of_lse, torch.float32))
 
 
+def of_ctas(q: torch.Tensor, ctas: int, shapes: tuple) -> list[torch.Tensor]:
+    """Tensors of these shapes for each CTA, likewise; see work/own_parts.py."""
+    return _tensors(q.device, *(((ctas, *shape), torch.float32) for shape in shapes))
+
+
 def slots(
     q: torch.Tensor, v: torch.Tensor, number: int, positions: int, heads: int, blocks: int
 ) -> list[torch.Tensor]:

@@ -12,3 +12,5 @@ AGAIN_WORDS = 4  # Int32: a flag per entry, and one of padding
 JUDGED_QUEUE_BYTES = (
     (WORK_WORDS + VERDICT_WORDS) * JUDGED_ENTRIES + AGAIN_WORDS
 ) * 4 + CLAIM_ANSWER_BYTES
+
+SUMS_OF_ACCESS = 4  # float32 of 16 bytes: columns that a thread keeps or reads at once from part to part (own_parts.py)

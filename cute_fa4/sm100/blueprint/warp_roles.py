@@ -32,6 +32,8 @@ REGISTERS = {
         64,
     ),  # all roles compute where their share of the key tiles begins and ends
     "stream-K, scales of keys": (176, 96, 64),
+    "own parts": (176, 120, 40),  # correction has sums of earlier parts on their way
+    "own parts, pages": (176, 112, OF_PAGES),
 }
 
 

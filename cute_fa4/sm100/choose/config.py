@@ -140,6 +140,16 @@ class FA4Config(Problem):
         """CTAs of a cluster that share the keys of a block; 1: a CTA has a block to itself, or a part of its keys."""
         return getattr(self.schedule, "cluster_parts", 1)
 
+    @property
+    def own_parts(self) -> bool:
+        """Whether a CTA takes the parts of its rows' keys one after the other and merges them (work/own_parts.py)."""
+        return getattr(self.schedule, "own_parts", False)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a work tile has one of several parts of the keys that its rows see."""
+        return self.split_keys or self.own_parts
+
     def refusals(self) -> list[str]:
         """Why this variant cannot run: every reason, each with value, limit and remedy. Empty: it runs."""
         why = [*self.contradictions(), *self.schedule.contradictions(self)]

@@ -19,8 +19,10 @@ from typing import NamedTuple
 from ...scales import Scales
 from ..append.config import AppendConfig
 from ..backward.config import BackwardConfig
+from ..blueprint.entries import SUMS_OF_ACCESS
 from ..blueprint.small_blocks import reads_units
 from ..combine.config import CombineConfig
+from ..two_tiles.schedule import TwoTiles
 from ..work.lists.config import BlockListsConfig
 from .choose_config import CLUSTER_PARTS, split_configs
 from .config import FA4Config
@@ -32,14 +34,19 @@ class Cut(NamedTuple):
     merges         partial results go to a workspace, and a second kernel merges them
     shared         each CTA takes an equal share of the batch's key tiles (with merges)
     cluster_parts  CTAs of a cluster that share the keys of a block
+    own_parts      a CTA takes the parts of its rows' keys one after the other and merges them
     """
 
     merges: bool = False
     shared: bool = False
     cluster_parts: int = 1
+    own_parts: bool = False
 
 
 WHOLE, PARTS, SHARED = Cut(), Cut(merges=True), Cut(merges=True, shared=True)
+
+
+OWN_PARTS = Cut(own_parts=True)
 
 
 def in_cluster(parts: int) -> Cut:
@@ -64,6 +71,20 @@ def may_cluster(config: FA4Config, in_float32: bool = False) -> bool:
     return bool(clusters) and not in_float32
 
 
+def may_own_parts(config: FA4Config, in_float32: bool = False) -> bool:
+    """Whether a CTA may take all parts of its rows' keys and merge them. It rounds O, which in_float32 forbids."""
+    if in_float32 or type(config.schedule) is not TwoTiles:
+        return False
+    return not config.with_(own_parts=True).refusals()
+
+
+def own_parts_shapes(config: FA4Config) -> tuple[tuple, tuple]:
+    """Shapes of the workspace of a CTA with own_parts: of sums of results, and of log-sum-exps (work/own_parts.py)."""
+    tiles, (_, columns, _) = config.tiles, config.tiles.pv_mma_shape
+    rows = tiles.rows_per_q_tile
+    return (tiles.num_q, columns // SUMS_OF_ACCESS, rows, SUMS_OF_ACCESS), (tiles.num_q * rows,)
+
+
 def may_share(config: FA4Config) -> bool:
     """Whether key tiles may be split evenly (stream-K): where only the device knows how many there are."""
     return config.clips_keys
@@ -74,6 +95,8 @@ def cuts_of(config: FA4Config, in_float32: bool = False) -> tuple[Cut, ...]:
     found = [WHOLE]
     if may_cluster(config, in_float32):
         found += [in_cluster(parts) for parts in CLUSTER_PARTS if parts > 1]
+    if may_own_parts(config, in_float32):
+        found.append(OWN_PARTS)
     return (*found, PARTS, *([SHARED] if may_share(config) else []))
 
 
@@ -91,6 +114,8 @@ def launches(
     dependent_launch  False: no kernel is a dependent launch; None: as schedules choose
     """
     write_lse = config.write_lse if write_lse is None else bool(write_lse)
+    if cut.own_parts:
+        return Launches(config.with_(own_parts=True))
     if not cut.merges and not in_float32:
         parts = cut.cluster_parts
         return Launches(config if parts == 1 else config.with_(cluster_parts=parts))

@@ -6,19 +6,19 @@ With O_p and L_p the result and log-sum-exp of part p, over disjoint keys:
 
 A part that saw no key has L_p = -inf and weight 0: its O_p is ignored, so uninitialized workspace never reaches the
 result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys propagates.
-The sum runs over the parts in order, so the same parts give the same bits.
-parts.py says which parts a row has.
+The sum runs over the parts in order with a running maximum (steps/part_sums.py), so the same parts give the same bits,
+also in a CTA that merges its own parts (two_tiles/own_parts/). parts.py says which parts a row has.
 
 This is a dependent launch: its CTAs may start while the last CTAs of the attention kernel are still running. They wait
 for the end of that grid, which makes all of its writes visible, before they read any of its results. Every thread
 waits, even for rows that do not exist, so the end of this grid implies the end of the previous one.
 
     lane       0         1         ...   31
-    step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
-    step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values, read AHEAD at a time
+    step 1     L_0       L_1       ...   L_31            maxima up to each part, by shuffles, and its two factors
+    step 2     columns 0..3   4..7 ...   124..127        over these parts: sum and four columns, read AHEAD at a time
 
-The first values are loaded together with the log-sum-exps, the next ones while the previous ones are summed. A lane
-keeps its first log-sum-exp, so up to 32 parts are read only once.
+More than 32 parts take both steps again. The first values are loaded together with the log-sum-exps, the next ones
+while the previous ones are summed.
 
 Rows of more than 128 columns have two or four warps. Each does step 1 redundantly, and they split the columns.
 
@@ -26,16 +26,14 @@ The result may overwrite the first part: the log-sum-exp of a row is written aft
 those of the parts, and a lane writes the four columns that only it has read.
 """
 
-import math
-import operator
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...dtypes import is_quantized
 from ...layouts.scalars import minimum
-from ..steps import row_math
+from ..steps import part_sums, row_math
+from ..steps.part_sums import PartSums
 from ..work.sequence import Lengths, queries
 from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
 from .parts import Division, Partial, Row, RowParts, division, lse_place, o_place, parts_of_row
@@ -44,22 +42,16 @@ WARP = 32
 AHEAD = 8  # parts in flight: loaded one at a time, each would cost the full memory latency
 WARPS = THREADS // WARP  # of a CTA
 OF_ROW = 1  # the first named barrier of the warps that share a row
-LOG2_E = 1.4426950408889634
+DISTANCES = (1, 2, 4, 8, 16)
 
 
-def over_lanes(value, combine):
-    """`combine` over all lanes of the warp, the same in each."""
-    for distance in (16, 8, 4, 2, 1):
-        value = combine(value, cute.arch.shuffle_sync_bfly(value, distance))
+def largest_up_to(value):
+    """For each lane of the warp the maximum over the lanes up to it."""
+    lane = cute.arch.lane_idx()
+    for distance in DISTANCES:
+        before = cute.arch.shuffle_sync_up(value, distance)
+        value = cutlass.select_(lane >= distance, cute.arch.fmax(value, before), value)
     return value
-
-
-def weight(lse, largest):
-    """e^(lse - largest); 0 for a part without keys, also where no part has any."""
-    difference = (lse - largest) * LOG2_E
-    return cutlass.select_(
-        lse == -Float32.inf, Float32(0.0), cute.math.exp2(difference, fastmath=True)
-    )
 
 
 @cute.jit
@@ -164,22 +156,12 @@ class CombineKernel:
         cfg = self.cfg
         lane = cute.arch.lane_idx()
         found = parts_of_row(cfg, partial, by, out, row)
-        end, of_part = found.end, found.lse
-        own, further = lse_of(found, found.begin + lane), found.begin + lane + WARP
+        own = lse_of(found, found.begin + lane)
         held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)
         self.fetch(found, found.begin, held)
-        largest = own
-        for part in cutlass.range(further, end, WARP, unroll=1):
-            largest = cute.arch.fmax(largest, of_part[part])
-        largest = over_lanes(largest, cute.arch.fmax)
-        total = weight(own, largest)
-        for part in cutlass.range(further, end, WARP, unroll=1):
-            total = total + weight(of_part[part], largest)
-        total = over_lanes(total, operator.add)
-        inverse = Float32(0.0)
-        if total != 0.0:
-            inverse = cute.arch.rcp_approx(total)
-        sums = self.weighted_sum(found, held, own, largest, inverse)
+        sums, state = self.summed(found, held, own)
+        inverse = part_sums.inverse(state)
+        sums = row_math.multiplied([sums[e] for e in range(ELEMENTS)], inverse)
         if self.place(lane) < cfg.depth // ELEMENTS:
             piece = self.piece(out[o_place(cfg, row)], self.place(lane))
             if cutlass.const_expr(is_quantized(cfg.o_dtype)):  # four in a word
@@ -191,9 +173,7 @@ class CombineKernel:
                     rounded[i] = sums[i].to(out.element_type)
                 cute.autovec_copy(rounded, piece)
         if cutlass.const_expr(cfg.write_lse):
-            whole = -Float32.inf
-            if total != 0.0:
-                whole = largest + cute.math.log2(total, fastmath=True) * math.log(2)
+            whole = part_sums.log_sum_exp(state)
             self.all_have_read()
             if self.place(lane) == 0:
                 lse[lse_place(cfg, row)] = whole
@@ -226,30 +206,45 @@ class CombineKernel:
                 cute.autovec_copy(self.piece(found.o(existing), mine), held[None, i])
 
     @cute.jit
-    def weighted_sum(
-        self, found: RowParts, held: cute.Tensor, own: Float32, largest: Float32, inverse: Float32
-    ):
-        """This lane's columns of the result: the lanes have the weights of 32 parts.
+    def summed(self, found: RowParts, held: cute.Tensor, own: Float32) -> tuple:
+        """-> (this lane's columns of the sum, the state of the row): the lanes have the factors of 32 parts.
 
         held: the first AHEAD parts; own: the log-sum-exp of the lane's first part
         """
         lane = cute.arch.lane_idx()
         sums = cute.make_rmem_tensor(ELEMENTS, Float32)
-        sums.fill(0.0)
-        share = weight(own, largest) * inverse
+        sums.fill(part_sums.NOTHING)
+        state = PartSums.empty()
+        of_old, of_part, largest = self.factors(own, state.largest)
         for first in cutlass.range(found.begin, found.end, AHEAD, unroll=1):
             inside = (first - found.begin) % WARP
             if (inside == 0) & (first != found.begin):
-                share = weight(lse_of(found, first + lane), largest) * inverse
+                own = lse_of(found, first + lane)
+                of_old, of_part, largest = self.factors(own, state.largest)
             for i in cutlass.range_constexpr(AHEAD):
-                # Of a part that does not exist a lane has no weight.
-                its = cute.arch.shuffle_sync(share, inside + i)
-                for e in cutlass.range_constexpr(ELEMENTS):
-                    # Without weight nothing counts, a NaN neither; a weight that is NaN does.
-                    more = sums[e] + its * held[e, i].to(Float32)
-                    sums[e] = cutlass.select_(its != 0.0, more, sums[e])
+                # A part that does not exist changes nothing.
+                old, new, m = (
+                    cute.arch.shuffle_sync(value, inside + i)
+                    for value in (of_old, of_part, largest)
+                )
+                state = PartSums(m, part_sums.added_weight(state, old, new))
+                values = [held[e, i].to(Float32) for e in range(ELEMENTS)]
+                values = part_sums.counted(values, new)
+                before = [sums[e] for e in range(ELEMENTS)]
+                for e, value in enumerate(row_math.weighted_sum(before, values, old, new)):
+                    sums[e] = value
             self.fetch(found, first + AHEAD, held)
-        return sums
+        return sums, state
+
+    def factors(self, lse: Float32, before: Float32) -> tuple:
+        """For the part of each lane: the factors of the sum before it and of the part, and the maximum up to it.
+
+        before: the maximum of all earlier parts
+        """
+        largest = cute.arch.fmax(largest_up_to(lse), before)
+        earlier = cute.arch.shuffle_sync_up(largest, 1)
+        earlier = cutlass.select_(cute.arch.lane_idx() == 0, before, earlier)
+        return (*part_sums.factors(earlier, largest, lse), largest)
 
     def piece(self, row: cute.Tensor, lane):
         """The columns of a lane."""

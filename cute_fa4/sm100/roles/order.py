@@ -112,6 +112,9 @@ class Share:
         """Whether softmax writes the log-sum-exp: True, False, or a Boolean of the kernel."""
         return True
 
+    def leave_lse(self, cfg, args, thread, state, factor):
+        """Before hand_over: where correction needs the log-sum-exp of a row, leave it there."""
+
     def hand_over(self, cfg, smem, work, thread, state):
         """Pass a row's state after its last key tile to correction: the row sum."""
         smem.row_scale[thread] = token_scales.in_unit_of_o(cfg, smem, thread, state.row_sum)

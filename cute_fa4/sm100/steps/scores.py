@@ -169,9 +169,9 @@ def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -
     sink = args.sink[row.head].to(Float32)
     in_scores = sink if cfg.score_mod is not None else sink / scales.times(args.scale, row.factor)
     weight = Float32(2.0**cfg.p_lift_log2)
-    if cfg.split_keys or mine is not True:  # once over all parts and all warpgroups of a row
+    if cfg.in_parts or mine is not True:  # once over all parts and all warpgroups of a row
         empty = RowState.empty()
-        if cfg.split_keys:
+        if cfg.in_parts:
             first = results.is_first_part(cfg, work)
             mine = first if mine is True else first & mine
         return RowState(
@@ -258,8 +258,16 @@ def write_lse(
     if cutlass.const_expr(mine is not True):
         writes = writes & mine
     if writes:
-        lse = -Float32.inf
-        if state.row_sum != 0.0:
-            total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
-            lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
-        args.lse[results.lse_place(cfg, args, work, place)] = lse
+        args.lse[results.lse_place(cfg, args, work, place)] = row_lse(cfg, args, state, factor)
+
+
+@cute.jit
+def row_lse(
+    cfg: cutlass.Constexpr, args: KernelArgs, state: RowState, factor: Float32 | None
+) -> Float32:
+    """The log-sum-exp of a row, as write_lse has it."""
+    lse = -Float32.inf
+    if state.row_sum != 0.0:
+        total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
+        lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+    return lse

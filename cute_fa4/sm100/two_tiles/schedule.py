@@ -54,6 +54,8 @@ class TwoTiles(RowSchedule):
                    room, otherwise p_crossed or p_over_s
     lone_tiles     both softmax warpgroups process the rows of a work tile whose rows fit in one query tile
                    (single_tile/hooks.py); None: on where the query lengths, and so the rows per work tile, vary
+    own_parts      a CTA takes the parts of its rows' keys one after the other, and merges them as the merge kernel of
+                   split keys would (own_parts/hooks.py)
     maximum        the maximum subtracted in the exponentials of a row: its "exact" running maximum, or a "lagged" one,
                    from earlier key tiles (steps/lagged.py); None: as lag_pays decides for the problem
     first_reference  where a lagged maximum begins: with that of a "quarter" of the first key tile's scores, or of the
@@ -70,6 +72,7 @@ class TwoTiles(RowSchedule):
 
     order: str | None = None
     lone_tiles: bool | None = None
+    own_parts: bool = False
     maximum: str | None = None
     exponential: str | None = None
     first_reference: str | None = None
@@ -117,10 +120,14 @@ class TwoTiles(RowSchedule):
     def adds_up(self, problem: Problem) -> bool:
         """Whether P V also sums P by default: with exponentials in f16 (docs/decisions/0019)."""
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
-        if not may_add_up(problem) or self.exponential != "half" or lone:
+        if not self._may_add_up(problem) or self.exponential != "half" or lone:
             return False
         orders = preference(self.family, problem)  # there is no room for P beside S
         return orders.index(SUMMED) < min(orders.index(CROSSED), orders.index("p_over_s"))
+
+    def _may_add_up(self, problem: Problem) -> bool:
+        """Parts are merged by their log-sum-exp, which needs the sum of P before rounding."""
+        return may_add_up(problem) and not self.own_parts
 
     def fitting(self, problem: Problem) -> "TwoTiles":
         """The same choices for another problem. If P V may not sum P there, as with an LSE, softmax sums it."""
@@ -128,8 +135,15 @@ class TwoTiles(RowSchedule):
 
     def _order_fits(self, problem: Problem) -> bool:
         if self.order == SUMMED:
-            return may_add_up(problem)
+            return self._may_add_up(problem)
         return self.order != CROSSED or problem.is_quantized
+
+    def budget(self, problem: Problem) -> str | None:
+        """With own_parts correction needs more registers than other roles have to spare."""
+        said = super().budget(problem)
+        if not self.own_parts:
+            return said
+        return "own parts" if said is None else "own parts, pages"
 
     def load_apart(self, problem: Problem) -> bool:
         """Also over pages on sm_103a: the load warp of packed queries had no register for the common address."""
@@ -156,7 +170,7 @@ class TwoTiles(RowSchedule):
     def uneven(self, problem: Problem) -> bool:
         mask = problem.mask
         bounded = mask.is_band and (mask.has_upper_bound or mask.has_lower_bound)
-        taken = not problem.split_keys and self.order in ORDERS_OF_UNEVEN_TILES
+        taken = not (problem.split_keys or self.own_parts) and self.order in ORDERS_OF_UNEVEN_TILES
         # Both softmax warpgroups release the scales of every key tile (roles/token_scales.py).
         return bounded and taken and not problem.token_scales
 
@@ -238,6 +252,32 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"maximum='lagged' with qkv_dtype={problem.qkv_dtype!r}: P may be 2^64, which bf16 holds: use 'exact'"
             )
+        return why + self._own_parts_contradictions(problem)
+
+    def _own_parts_contradictions(self, problem: Problem) -> list[str]:
+        """What does not go with own_parts."""
+        if not self.own_parts:
+            return []
+        why = [
+            f"own_parts=True with {name}={getattr(self, name)!r} is not supported: use {value!r}"
+            for name, value in (("maximum", "exact"), ("lone_tiles", False))
+            if getattr(self, name) not in (None, value)
+        ]
+        of_problem = {
+            "split_keys": problem.split_keys,
+            "q_block": problem.q_block,
+            "rope_depth": problem.rope_depth,
+            "descales": problem.token_scales and problem.descales,
+            "page_size": self.tiles(problem).gathers_rows and problem.page_size,
+            "sink": problem.sink and problem.mask.has_lower_bound and problem.mask,
+        }
+        why += [
+            f"own_parts=True with {name}={value!r} is not supported: use own_parts=False"
+            for name, value in of_problem.items()
+            if value
+        ]
+        if type(self) is not TwoTiles:
+            why.append(f"own_parts=True with schedule={type(self).__name__}(): use TwoTiles()")
         return why
 
 

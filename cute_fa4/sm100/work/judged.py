@@ -26,6 +26,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..blueprint.entries import AGAIN_WORDS, JUDGED_ENTRIES, VERDICT_WORDS, WORK_WORDS
+from .part_queue import PartsAndClaims, PartsOfBlock
 from .queue import (
     NO_MORE,
     PAUSE,
@@ -134,6 +135,8 @@ def queue_of(cfg) -> type[WorkQueue]:
     judged = "work_judged" in cfg.barriers
     if cfg.share_keys:
         return JudgedStretch if judged else OwnStretch
+    if cfg.own_parts:
+        return PartsAndClaims if cfg.schedule.claims else PartsOfBlock
     if cfg.schedule.claims:
         return JudgedQueue if judged else WorkQueue
     return JudgedBlock if judged else OneBlock

@@ -226,7 +226,7 @@ def work_of(cfg, args, words: list) -> Work:
         found = Sequence(batch, *of)
     else:  # constants and arguments of the kernel: nothing is read
         found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
-    tile = WorkTile(first_position, head, kv_head, batch, last if cfg.split_keys else None)
+    tile = WorkTile(first_position, head, kv_head, batch, last if cfg.in_parts else None)
     if cfg.lists_blocks:
         return Work(tile, found, TileRange(first, count, whole=last))
     if not cfg.uneven:
@@ -293,6 +293,8 @@ def find_work(
         )
     if cutlass.const_expr(cfg.split_keys):
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
+    if cutlass.const_expr(cfg.own_parts):
+        tile, tiles = args.splits.first_of(tile, tiles)
     if cutlass.const_expr(cfg.cluster_parts > 1):
         tiles = taken_in_turn(tiles, rank, cfg.cluster_parts)
     if cutlass.const_expr(cfg.uneven):
@@ -315,8 +317,8 @@ def take_work(
     if cutlass.const_expr(cfg.share_keys):  # every piece has rows
         work, stretch = shared_order.find_piece(cfg, args, stretch)
         count = choose(block < 0, NO_MORE, work.tiles.count)
-        tiles = TileRange(_uniform(work.tiles.first), _uniform(count))
-        tile = replace(work.tile, kv_head=_uniform(work.tile.kv_head))
+        tiles = TileRange(uniform(work.tiles.first), uniform(count))
+        tile = replace(work.tile, kv_head=uniform(work.tile.kv_head))
         work = Work(tile, work.sequence, tiles)
     elif cutlass.const_expr(not cfg.clips_queries):
         work, held = find_work(cfg, args, block, held)
@@ -335,7 +337,7 @@ def no_work(cfg, count: int = NO_MORE) -> Work:
     """A work tile without rows."""
     zero = Int32(0)
     first = Int32(BEYOND) if count == PAUSE else blocks.first_position(cfg, zero)
-    tile = WorkTile(first, zero, zero, zero, zero if cfg.split_keys else None)
+    tile = WorkTile(first, zero, zero, zero, zero if cfg.in_parts else None)
     tiles = TileRange(zero, Int32(count))
     if cfg.uneven:
         tiles = replace(tiles, early=zero, late=zero if cfg.begins_late else None, leader=zero)
@@ -344,7 +346,7 @@ def no_work(cfg, count: int = NO_MORE) -> Work:
     return Work(tile, Sequence.empty(), tiles)
 
 
-def _uniform(number) -> Int32:
+def uniform(number) -> Int32:
     """A number that all lanes hold, made uniform for the compiler: redux.sync (PTX ISA) has one result for the warp.
 
     The compiler does not know that the result of a search by lanes, a division or a shuffle is uniform. A loop over key

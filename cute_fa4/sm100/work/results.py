@@ -7,7 +7,7 @@ shared         a separate slot for each piece: (slot, position in the block, hea
 
 from ...layouts.scalars import minimum
 from ...tma.tensor_maps import clipped_store
-from . import rows, shared_order
+from . import own_parts, rows, shared_order
 from .tile import Work
 
 
@@ -88,4 +88,6 @@ def is_first_part(cfg, work: Work):
     """Whether no keys come before those of this work tile: contributions that count once for all parts count here."""
     if cfg.share_keys:
         return shared_order.begins_block(work.tile.part)
+    if cfg.own_parts:
+        return own_parts.begins_block(work.tile.part)
     return work.tile.part == 0

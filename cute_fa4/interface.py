@@ -456,12 +456,12 @@ def flash_attn_with_kvcache(
     k_cache, v_cache   (batch, seqlen, heads_kv, head_dim), or with page_table (num_pages, page_size,
                        heads_kv, head_dim), with kv_layout="HND" (num_pages, heads_kv, page_size,
                        head_dim)
-    k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new,
-                       (total_new, heads_kv, head_dim); written to the cache from cache_seqlens on.
-                       None: the cache is complete. Rows of 16 bits for a float8 cache are quantised
-                       as they are written: row / k_descale, row / v_descale, clipped to the dtype's range.
-                       Where the scales are per token of the cache, each new row gets its own scale, which is
-                       written there: largest magnitude / largest number of the dtype
+    k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new, (total_new,
+                       heads_kv, head_dim); written to the cache from cache_seqlens on. None: the cache is complete.
+                       Rows of 16 bits for a float8 cache are quantised as they are written: row / k_descale, row /
+                       v_descale, clipped to the dtype's range. Where the scales are per token of the cache, each new
+                       row gets its own scale, which is written there: largest magnitude / largest number of the dtype.
+                       A cache of 4 bits gets the codes and block scales of cute_fa4.nvfp4.quantize(k, k_descale)
     cache_seqlens      (batch,) int32, or one number: rows that the cache holds before k. The tensor is not
                        modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32

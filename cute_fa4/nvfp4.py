@@ -1,6 +1,7 @@
 """NVFP4: 4-bit values with an e4m3 scale per block of 16 and one float32 scale, in plain torch.
 
     codes, scales, factor = nvfp4.quantize(k)       k (..., head_dim), 16 bits or more
+    nvfp4.write(k, codes, scales, slots, factor)    rows (tokens, heads, head_dim) into the pages of a cache, in place
 
     codes     torch.uint8 (..., head_dim / 2)           two values a byte, the even column in the low four bits
     scales    torch.float8_e4m3fn (..., head_dim / 16)  one for each 16 columns
@@ -95,6 +96,47 @@ def dequantize(
     return _values(numbers.unflatten(-1, (-1, BLOCK)), scales, global_scale).flatten(-2)
 
 
+def write(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    slots: torch.Tensor,
+    global_scale: torch.Tensor | float = 1.0,
+    kv_layout: str = "NHD",
+) -> None:
+    """Quantize rows into the pages of a cache, in place: what an append writes, for any slots.
+
+    x       (tokens, heads, head_dim), 16 bits or more
+    codes   (num_pages, page_size, heads, head_dim / 2) uint8, with kv_layout="HND" (num_pages, heads, page_size, ...)
+    scales  likewise with head_dim / 16, float8_e4m3fn
+    slots   (tokens,) integers: page * page_size + row of the page; below 0: the row is not written
+
+    >>> codes, scales = torch.zeros(3, 4, 1, 8).byte(), torch.zeros(3, 4, 1, 1).to(torch.float8_e4m3fn)
+    >>> write(torch.full((1, 1, 16), -3.0), codes, scales, torch.tensor([9]))
+    >>> dequantize(codes, scales)[2, 1, 0, 0].item(), codes.count_nonzero().item()
+    (-3.0, 8)
+    """
+    if kv_layout not in ("NHD", "HND"):
+        raise ValueError(f"kv_layout: {kv_layout!r}; accepted: 'NHD' or 'HND'")
+    if x.dim() != 3 or tuple(slots.shape) != tuple(x.shape[:1]):
+        raise ValueError(
+            f"slots: shape {tuple(slots.shape)} with x {tuple(x.shape)}; accepted: (tokens,) and (tokens, heads, "
+            "head_dim)"
+        )
+    kept = slots >= 0
+    slots = slots[kept].long()
+    new_codes, new_scales, _ = quantize(x[kept], global_scale)
+    for name, into, new in (("codes", codes, new_codes), ("scales", scales, new_scales)):
+        rows = into.view(torch.uint8)
+        rows = rows.transpose(1, 2) if kv_layout == "HND" else rows
+        if rows.dim() != 4 or rows.shape[2:] != new.shape[1:]:
+            raise ValueError(
+                f"{name}: shape {tuple(into.shape)} with x {tuple(x.shape)}; accepted: pages of rows of "
+                f"{tuple(new.shape[1:])}"
+            )
+        rows[slots // rows.shape[1], slots % rows.shape[1]] = new.view(torch.uint8)
+
+
 def pack(codes: torch.Tensor) -> torch.Tensor:
     """Codes 0 to 15, one a byte -> two a byte, the even one in the low four bits."""
     even, odd = codes.unflatten(-1, (-1, 2)).unbind(-1)
@@ -137,7 +179,9 @@ def _global_scale(x: torch.Tensor, given, largest_scale: float) -> torch.Tensor:
 
 def _of_largest(blocks: torch.Tensor, largest: torch.Tensor, code_of: float, factor) -> tuple:
     """-> (codes, scales) where the largest magnitude of a block becomes `code_of`."""
-    scales = (largest / code_of / factor).clamp(max=LARGEST_SCALE).to(E4M3.torch)
+    # Not largest / code_of: on CUDA torch multiplies by the inverse of a number, whose bits may differ.
+    number = torch.full((), code_of, device=largest.device)
+    scales = (largest / number / factor).clamp(max=LARGEST_SCALE).to(E4M3.torch)
     unit = (scales.float() * factor)[..., None]
     scaled = torch.where(unit > 0, blocks / torch.where(unit > 0, unit, 1.0), 0.0)
     return encode(scaled), scales

@@ -22,7 +22,7 @@ from cute_fa4.aot.entry_fields import CONFIG, KINDS
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import configs_for_model
 from cute_fa4.compiler import policy
-from cute_fa4.dtypes import E4M3, OPERANDS, PLAIN, PLAIN_FLOATS, UNQUANTIZED, elements_in
+from cute_fa4.dtypes import CACHED, E4M3, PLAIN, PLAIN_FLOATS, UNQUANTIZED, elements_in
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
@@ -119,7 +119,7 @@ def _of_append(values: dict) -> list:
     _require(values, "head_dim", "dtype")
     depth = values.pop("head_dim")
     depth_v = values.pop("head_dim_v", depth)
-    _one_of(values, dtype=OPERANDS, arch=ARCHES)
+    _one_of(values, dtype=(*UNQUANTIZED, *CACHED), arch=ARCHES)
     _depth("head_dim", depth, elements_in(values["dtype"], VECTOR_BYTES))
     _depth("head_dim_v", depth_v, elements_in(values["dtype"], VECTOR_BYTES))
     if values.get("page_size", 0) < 0:

@@ -167,13 +167,15 @@ CONFIG = {
     "warps": Field("warps", "'WarpRoles(softmax_registers=184)'; default: WarpRoles()"),
 }
 APPEND = {
-    "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
+    "dtype": Field("text", "bf16, fp16, e4m3, e5m2 or e2m1; required"),
     "head_dim": Field("number", "of k; required"),
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),
     "page_size": Field("number", "any but 0: paged; default: 0, not paged"),
     "cache_batch_idx": _OF_LENGTHS["cache_batch_idx"],
-    "new_dtype": Field("text", "of the new rows, bf16 or fp16 for 8 bits; default: as dtype"),
+    "new_dtype": Field(
+        "text", "of the new rows, bf16 or fp16 for 8 bits and for 4; default: as dtype"
+    ),
     "descales": Field("text", "new rows that are divided by scales, of kKvV; default: none"),
     "arch": _ARCH,
 }

@@ -87,10 +87,10 @@ class Dtypes:
     def of_new_rows(self) -> list[str]:
         """Dtypes of rows that are appended to a cache: its own, and 16 bits, quantised by the append.
 
-        None are appended to a cache of 4 bits: cute_fa4.nvfp4 and the caller write it.
+        A cache of 4 bits takes 16 bits only.
         """
         if not row_of(self.stored).is_operand:
-            return []
+            return [self.dtype]
         if not self.is_quantized or self.descales.of_blocks:
             return [self.stored]
         return [self.stored, self.dtype if self.kv_dtype else row_of(self.dtype).out]

@@ -15,6 +15,7 @@ from operator import index
 import torch
 
 from cute_fa4.calls.launch import function_for
+from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
 from cute_fa4.calls.operands.lengths import check_index_tensor
 from cute_fa4.calls.operands.memory import (
     TMA_BYTES,
@@ -30,7 +31,7 @@ from cute_fa4.calls.operands.new_rows import (
     check_written,
     written_scales,
 )
-from cute_fa4.calls.operands.scale_views import GivenScales, ScaleViews
+from cute_fa4.calls.operands.scale_views import OF_CACHE_BLOCKS, GivenScales, ScaleViews
 from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, MAX_CTAS, check_tensors
 from cute_fa4.calls.options import check_sink
@@ -107,7 +108,8 @@ def names_of_caches():
 
 
 # Small tensors, contiguous or nearly so, and lengths that only attention takes (sm100/append/kernel.py).
-_SMALL = (*NAMES[LENGTHS], "learnable_sink", "cu_seqlens_k_new", *NAMES[SCALES])
+_SCALES = tuple(name for name in NAMES[SCALES] if name not in OF_CACHE_BLOCKS)
+_SMALL = (*NAMES[LENGTHS], "learnable_sink", "cu_seqlens_k_new", *_SCALES)
 _OF_ATTENTION = set(NAMES[LENGTHS]) - {"seqused_k", "page_table", "cache_batch_idx"}
 
 
@@ -122,7 +124,7 @@ class Append:
         self.between_caches = self.out_bytes = 0
         self.out_shape: tuple[int, ...] = ()
         self.out_dtype: torch.dtype | None = None
-        self.writes_scales = False
+        self.written_scales: tuple[str, ...] = ()
         self.read = fields(())
         self.bytes_read: tuple[int, ...] = ()
         self.checked: list[str] = []
@@ -149,7 +151,7 @@ class Append:
     def admits(self, tensors: CallTensors) -> bool:
         """As Plan.admits. It also checks what the attention kernel would refuse only after the append."""
         q, out = tensors.q, tensors.out
-        if self.writes_scales and not self.scales_are_apart(tensors):
+        if self.written_scales and not self.scales_are_apart(tensors):
             return False
         for name in self.checked:
             check_index_tensor(name, getattr(tensors, name), len(OPERANDS[name].axes), q.device)
@@ -181,18 +183,17 @@ class Append:
         ranges = (begin_k, k_bytes), (begin_v, v_bytes), *of_new
         return all(past <= begin or begin + size <= first for begin, size in ranges)
 
-    @staticmethod
-    def scales_are_apart(tensors: CallTensors) -> bool:
-        """Whether k_descale and v_descale, which are written, share no address range with anything else."""
-        of_k, of_v = tensors.k_descale, tensors.v_descale
-        if of_k is of_v:
+    def scales_are_apart(self, tensors: CallTensors) -> bool:
+        """Whether the scales that are written share no address range with anything else."""
+        written = [getattr(tensors, name) for name in self.written_scales]
+        if len(set(map(id, written))) < len(written):
             return False
         others = [*tensors.of(ROWS), *tensors.of(LENGTHS), *tensors.of(NEW), *tensors.of(SCALES)]
         others.append(tensors.learnable_sink)
         ranges = [
             (x.data_ptr(), x.data_ptr() + extent_bytes(x), x) for x in others if x is not None
         ]
-        mine = [r for r in ranges if r[2] is of_k or r[2] is of_v]
+        mine = [r for r in ranges if any(r[2] is x for x in written)]
         return all(a[2] is b[2] or a[1] <= b[0] or b[1] <= a[0] for a in mine for b in ranges)
 
     def _fits(self, out, q) -> bool:
@@ -222,7 +223,7 @@ def prepare_append(
     """Check and compile. The result is called with the caches of `given`; those of `tensors` are views of them.
     None: there are no rows.
 
-    scales: new rows of 16 bits for an 8-bit cache are divided by those of k and v
+    scales: new rows of 16 bits for a cache of 8 or 4 are divided by those of k and v
     """
     check_append(tensors, batch)
     given = tensors if given is None else given
@@ -231,7 +232,7 @@ def prepare_append(
         return None
     target = target_of(k.device)
     config = append_launch(
-        DTYPE_NAMES[tensors.k.dtype],
+        KEY_DTYPE_NAMES[tensors.k.dtype],
         (k.shape[-1], v.shape[-1]),
         DTYPE_NAMES[k.dtype],
         scales.said if scales else Scales(),
@@ -242,9 +243,10 @@ def prepare_append(
     )
     plain = [with_plain_strides(t) for t in (k, v, tensors.k, tensors.v)]
     views = Views((k, v, given.k, given.v), plain)
-    scale_views = scales.views.of_cache() if scales and config.descales else None
+    takes = config.descales or config.of_blocks
+    scale_views = scales.views.of_cache() if scales and takes else None
     append = Append(function_for(config, target), views, batch, scale_views)
-    append.writes_scales = bool(written_scales(tensors, scales))
+    append.written_scales = written_scales(tensors, scales)
     return append
 
 

@@ -1,30 +1,40 @@
-"""Calls the append kernel once and compares the cache with the expected one."""
+"""Calls the append kernel once and compares the cache with the expected one: rows, or cute_fa4.nvfp4's bytes."""
 
 from __future__ import annotations
 
 import torch
 
+from cute_fa4 import nvfp4
 from cute_fa4.calls.append import prepare_append
+from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
+from cute_fa4.dtypes import E4M3
 from cute_fa4.operands import CallTensors
+from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import AppendConfig
 
 QUERIES = (5, 3)  # new rows of the two sequences
 PAGE = 8  # rows of a page: sequences have two or three
+HEADS = 2
 
 
 def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
-    """Rows are copied, so every bit must be right: the error is the number of wrong elements, and 0 is allowed."""
-    generator, (long, short), heads = torch.Generator().manual_seed(0), QUERIES, 2
-    dtype, held = DTYPES[config.dtype], (12, 7)
+    """Every bit must be right: the error is the number of wrong elements, and 0 is allowed."""
+    generator, (long, short) = torch.Generator().manual_seed(0), QUERIES
+    dtype, held = DTYPES[config.new_dtype], (12, 7)
     new = (long, short) if config.packed else (long, long)
     total = [h + n for h, n in zip(held, new, strict=True)]
     depths = {"k": config.depth, "v": config.depth_v}
     rows = {
-        x: [torch.randn(n, heads, depth, generator=generator).to(dtype) for n in total]
+        x: [torch.randn(n, HEADS, depth, generator=generator).to(dtype) for n in total]
         for x, depth in depths.items()
     }
-    before = {x: [r.clone() for r in rows[x]] for x in rows}
+    descales = {
+        f"{x}_descale": 0.01 + torch.rand(2, HEADS, generator=generator)
+        for x, _ in Scales.of(config.descales).given
+    }
+    stored = _stored(rows, descales) if config.of_blocks else rows
+    before = {x: [r.clone() for r in stored[x]] for x in stored}
     for x in before:
         for b, sequence in enumerate(before[x]):
             sequence[held[b] :] = 0
@@ -32,9 +42,10 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     order = [1, 0] if config.cache_batch_idx else [0, 1]
 
     def cache(sequences):
+        kept = sequences[0].dtype
         if table is not None:
-            return torch.nan_to_num(pages(sequences, table, PAGE))
-        dense = torch.zeros(2, max(total) + 1, heads, sequences[0].shape[2], dtype=dtype)
+            return torch.nan_to_num(pages([x.float() for x in sequences], table, PAGE)).to(kept)
+        dense = torch.zeros(2, max(total) + 1, *sequences[0].shape[1:], dtype=kept)
         for b, sequence in enumerate(sequences):
             dense[order[b], : len(sequence)] = sequence
         return dense
@@ -43,7 +54,7 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         parts = [sequence[held[b] :] for b, sequence in enumerate(rows[x])]
         return (torch.cat(parts) if config.packed else torch.stack(parts)).to(device)
 
-    caches = [cache(before[x]).to(device) for x in rows]
+    caches = {x: cache(before[x]).to(device) for x in before}
     lengths = torch.tensor(held, dtype=torch.int32, device=device)
     offsets = None
     if config.packed:
@@ -53,21 +64,36 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     if config.cache_batch_idx:
         picked = torch.tensor(order, dtype=torch.int32, device=device)
     new_k, new_v = map(new_rows, rows)
-    k_cache, v_cache = caches
+    scales = {x: of.to(device) for x, of in descales.items()}
+    scales |= {x: of.view(E4M3.torch) for x, of in caches.items() if x not in rows}
     tensors = CallTensors(
-        k=k_cache,
-        v=v_cache,
+        q=torch.empty(2, 1, HEADS, config.depth, dtype=dtype, device=device),
+        k=caches["k"],
+        v=caches["v"],
         seqused_k=lengths,
         page_table=given,
         cache_batch_idx=picked,
         new_k=new_k,
         new_v=new_v,
         cu_seqlens_k_new=offsets,
+        **scales,
     )
-    append = prepare_append(tensors, 2)
+    append = prepare_append(tensors, 2, scales=checked_scales(tensors, 2))
     assert append is not None  # there are rows
     append(tensors)
-    wrong = sum(
-        (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)
-    )
+    wrong = sum((got.cpu() != cache(stored[x])).sum().item() for x, got in caches.items())
     return float(wrong), 0.5
+
+
+def _stored(rows: dict, descales: dict) -> dict:
+    """Codes of k and v, and their scales as bytes, by the names of the tensors: of each sequence one tensor."""
+    found: dict[str, list] = {}
+    for x, sequences in rows.items():
+        for b, sequence in enumerate(sequences):
+            factors = descales[f"{x}_descale"][b] if f"{x}_descale" in descales else [1.0] * HEADS
+            parts = [nvfp4.quantize(sequence[:, h], factors[h]) for h in range(HEADS)]
+            codes, scales, _ = zip(*parts, strict=True)
+            found.setdefault(x, []).append(torch.stack(codes, 1))
+            of_bytes = torch.stack([of.view(torch.uint8) for of in scales], 1)
+            found.setdefault(f"{x}_block_scale", []).append(of_bytes)
+    return found

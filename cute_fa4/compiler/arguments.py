@@ -207,22 +207,26 @@ def fake_append_arguments(config: AppendConfig) -> dict:
     new = (sym_int(symbol="total_new"), heads) if config.packed else (sym_int(), sym_int(), heads)
     cache = (sym_int(symbol="blocks"), sym_int(symbol="rows_of_block"), heads)
 
-    def values(sizes, depth, dtype=config.dtype):
-        return _fake_rows(dtype, (*sizes, depth))
+    def values(sizes, depth, dtype):
+        row = DTYPES[dtype]
+        return _fake_rows(row.element, (*sizes, depth // row.in_byte))
 
     return dict(
         new_k=values(new, config.depth, config.new_dtype),
         new_v=values(new, config.depth_v, config.new_dtype),
-        k_cache=values(cache, config.depth),
-        v_cache=values(cache, config.depth_v),
+        k_cache=values(cache, config.depth, config.dtype),
+        v_cache=values(cache, config.depth_v, config.dtype),
         cache_seqlens=_fake("i32", (sym_int(),)),
         offsets=_fake("i32", (sym_int(),)) if config.packed else None,
         page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
         batch=Int32(1),
         cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
-        descales=tuple(
-            _fake("f32", (None,) * (2 if kind == HEAD else 3), free_last=True)
-            for _, kind in Scales.of(config.descales).given
+        descales=(
+            *(
+                _fake("f32", (None,) * (2 if kind == HEAD else 3), free_last=True)
+                for _, kind in Scales.of(config.descales).given
+            ),
+            *(_fake("u8", (None,) * 4) for _ in "kv" if config.of_blocks),
         )
         or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -18,7 +18,6 @@ from cute_fa4.calls.block_lists import Lists
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.operands import new_rows
 from cute_fa4.calls.operands.blocks import of_operator, taken
-from cute_fa4.calls.operands.four_bits import refuse_new_rows
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
@@ -91,7 +90,6 @@ def kvcache(function, given: dict):
         call = _named(given, _VARLEN) | options | cache | {"seqused_k": lengths}
         return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
     call = _named(given, _APPEND) | options | {"cache_seqlens": lengths}
-    refuse_new_rows(given["k_cache"])
     if new_rows.brings_scales(given["k"], given["k_cache"], given["k_descale"], given["v_descale"]):
         operators = _ops.flash_attn_append_scales, _ops.flash_attn_append_scales_out
     else:

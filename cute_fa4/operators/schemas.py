@@ -23,9 +23,10 @@ _NO_TENSORS = {
     "batch_invariant": "bool? batch_invariant=None",
     "block_size": "int[] block_size=[]",  # of listed blocks: queries, keys
 }
-CACHES = ("k_cache", "v_cache")  # written by an append
-# Scales of new rows that are quantised on append; they are written with the rows.
+CACHES = ("k_cache", "v_cache", "k_block_scale", "v_block_scale")  # written by an append
+# Scales of the tokens of new rows that are quantised on append; they are written with the rows.
 WRITTEN_SCALES = ("k_descale", "v_descale")
+_ALIASES = {"_descale": "s", "_block_scale": "b"}  # what an alias name has after k or v
 WORKSPACE = "Tensor(workspace!)? workspace=None"
 
 
@@ -54,4 +55,4 @@ def _tensor(name: str, written: tuple[str, ...]) -> str:
     """The type, with an alias name if it is a tensor of the caller that is written."""
     if name not in written:
         return "Tensor"
-    return f"Tensor({name[0]}{'s' * name.endswith('_descale')}!)"
+    return f"Tensor({name[0]}{_ALIASES.get(name[1:], '')}!)"

@@ -60,6 +60,11 @@ MODELS = {
         DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), kv_dtype="e4m3", descales="kv"),
         dict(descales="kv"),
     ),
+    "Llama 3 8B, NVFP4 cache": (
+        dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), calls=("kvcache",), kv_dtype="e2m1",
+             descales="kv"),
+        dict(descales="kv"),
+    ),
     "Gemma 2 9B, FP8 cache": (
         DENSE
         | dict(head_dim=256, heads_q=16, heads_kv=8, page_sizes=(16,), kv_dtype="e4m3", descales="kv")
@@ -189,12 +194,14 @@ def a_call(draw, model: dict, options: dict) -> None:
         packed, new = draw.random() < 0.5, draw.random() < 0.5
         q_rows, new_rows = ((total,), (total,)) if packed else ((batch, queries),) * 2
         q = numbers(*q_rows, heads, depth, dtype=dtype)
-        k_cache, v_cache = (
-            numbers(table.numel(), page, heads_kv, depth, dtype=cache) for _ in "kv"
-        )
+        of_4, pages = model.get("kv_dtype") == "e2m1", (table.numel(), page, heads_kv)
+        columns = dict(dtype=torch.uint8) if of_4 else dict(dtype=cache)
+        k_cache, v_cache = (numbers(*pages, depth // (1 + of_4), **columns) for _ in "kv")
         given = dict(cu_seqlens_q=ends, max_seqlen_q=queries) if packed else {}
+        if of_4:
+            given |= {f"{x}_block_scale": numbers(*pages, depth // 16, dtype=E4M3) for x in "kv"}
         if new:
-            of_new = draw.choice((cache, wide))
+            of_new = wide if of_4 else draw.choice((cache, wide))
             given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}
             if packed:
                 given["cu_seqlens_k_new"] = ends

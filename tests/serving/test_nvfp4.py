@@ -24,7 +24,6 @@ from cute_fa4 import (
 )
 from cute_fa4.dtypes import DTYPES
 from cute_fa4.reference import attention_float64
-from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 from tests import pairwise
@@ -227,15 +226,7 @@ def test_torchs_dtype_of_four_bits_is_refused_with_the_view_that_is_accepted():
         flash_attn_func(**call)
 
 
-def test_new_rows_other_head_dims_and_gradients_are_refused():
-    call = call_of()
-    caches = dict(
-        k_cache=call.pop("k"), v_cache=call.pop("v"), k=call["q"][:, :, :1], v=call["q"][:, :, :1]
-    )
-    with pytest.raises(
-        NotImplementedError, match="k_cache: torch.uint8 .4 bits. with new rows, whose append"
-    ):
-        flash_attn_with_kvcache(**call, **caches, cache_seqlens=100)
+def test_other_head_dims_and_gradients_are_refused():
     wide = call_of(depth=96)
     with pytest.raises(
         ValueError, match="q: head_dim 96 over k and v of 4 bits; accepted: 64 or 128"
@@ -281,7 +272,6 @@ def test_capabilities_and_model_lists_know_the_cache():
     listed = configs_for_model(head_dim=128, heads_q=64, heads_kv=8, kv_dtype="e2m1", descales="kv")
     attention = [config for config in listed if isinstance(config, FA4Config)]
     assert attention and {config.kv_dtype for config in attention} == {"e2m1"}
-    assert not any(isinstance(config, AppendConfig) for config in listed)
 
 
 def test_the_table_of_errors_is_what_rounding_costs():

@@ -22,14 +22,6 @@ def columns_of(keys: torch.Tensor) -> int:
     return keys.shape[-1] * DTYPES[KEY_DTYPE_NAMES.get(keys.dtype, BF16.name)].in_byte
 
 
-def refuse_new_rows(cache: torch.Tensor) -> None:
-    if cache.dtype is BYTES:
-        raise NotImplementedError(
-            f"k_cache: {BYTES} (4 bits) with new rows, whose append is not supported; accepted: no new rows; write the "
-            "codes and scales that cute_fa4.nvfp4.quantize makes of them into the caches before the call"
-        )
-
-
 def check_columns(q, k, v) -> None:
     """Head dims over caches of 4 bits."""
     head_dim = q.shape[-1]

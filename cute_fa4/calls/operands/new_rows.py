@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.operands.apart import check_apart, named_aux
+from cute_fa4.calls.operands.four_bits import BYTES, columns_of
 from cute_fa4.calls.operands.lengths import (
     check_cache_rows,
     check_index_tensor,
@@ -12,7 +13,7 @@ from cute_fa4.calls.operands.lengths import (
     rows_of,
 )
 from cute_fa4.calls.operands.memory import check_memory
-from cute_fa4.calls.operands.scale_views import BLOCKS, GivenScales
+from cute_fa4.calls.operands.scale_views import BLOCKS, OF_CACHE_BLOCKS, GivenScales
 from cute_fa4.calls.operands.strides import MAX_ROWS
 from cute_fa4.calls.operands.tensors import (
     DENSE,
@@ -61,7 +62,10 @@ def check_rows_of_blocks(tensors: CallTensors, scales: GivenScales | None) -> No
 
 
 def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
-    """Whether new rows of 16 bits are quantised with their own scales; invalid calls are refused elsewhere."""
+    """Whether new rows of 16 bits are quantised with their own scales in k_descale or v_descale.
+
+    Invalid calls are refused elsewhere.
+    """
     of_tokens = (
         isinstance(scale, torch.Tensor)
         and scale.dim() > 2
@@ -73,10 +77,12 @@ def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
 
 
 def written_scales(tensors: CallTensors, scales: GivenScales | None) -> tuple:
-    """Names of the scales that a call writes: per-token scales of the 16-bit rows that it quantises."""
+    """Names of the scales that a call writes: per token or block, of the 16-bit rows that it quantises."""
     new_k, *_ = tensors.of(NEW)
     if scales is None or new_k.dtype == tensors.k.dtype:
         return ()
+    if tensors.k.dtype is BYTES:
+        return tuple(OF_CACHE_BLOCKS)
     return tuple(f"{tensor}_descale" for tensor in scales.said.of_keys)
 
 
@@ -101,9 +107,14 @@ def check_written(tensors: CallTensors, written=()) -> None:
 
 
 def check_new_rows(k_cache, k, v) -> None:
-    """Check that k and v are like the cache, or both have 16 bits for an 8-bit cache."""
-    wide = getattr(k, "dtype", None) in WIDE and getattr(k_cache, "dtype", None) in FP8
-    if not wide:
+    """Check that k and v are like the cache, or both have 16 bits for a cache of 8 or 4."""
+    dtype, of_cache = (getattr(tensor, "dtype", None) for tensor in (k, k_cache))
+    if of_cache is BYTES and dtype not in WIDE:
+        raise TypeError(
+            f"k: dtype {dtype} with k_cache of {BYTES} (4 bits); accepted: {' or '.join(map(str, WIDE))}, which the "
+            "call quantizes; write codes and scales that you have into the caches before the call"
+        )
+    if dtype not in WIDE or of_cache not in (*FP8, BYTES):
         return check_tensors(k_cache, k, v, None)
     check_tensors(k, k, v, None)
     check_one_device({"q": k_cache, "k": k, "v": v})
@@ -127,10 +138,11 @@ def check_append(tensors: CallTensors, batch: int, contents: bool = True) -> Non
         ("k", k, "k_cache", k_cache),
         ("v", v, "v_cache", v_cache),
     ):
-        if new.shape[-2:] != cache.shape[-2:]:
+        of_cache = cache.shape[-2], columns_of(cache)
+        if tuple(new.shape[-2:]) != of_cache:
             raise ValueError(
-                f"{new_name}: {tuple(new.shape[-2:])} heads and head_dim while {cache_name} has "
-                f"{tuple(cache.shape[-2:])}; accepted: equal"
+                f"{new_name}: {tuple(new.shape[-2:])} heads and head_dim while {cache_name} has {of_cache}; accepted: "
+                "equal"
             )
     if k.shape[:-1] != v.shape[:-1] or k_cache.shape[:-1] != v_cache.shape[:-1]:
         raise ValueError(
@@ -149,7 +161,8 @@ def check_append(tensors: CallTensors, batch: int, contents: bool = True) -> Non
             f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
             "accepted: equal"
         )
-    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) * k_cache.element_size() // 16 > MAX_ROWS:
+    row_bytes = (k_cache.shape[-1] + v_cache.shape[-1]) * k_cache.element_size()
+    if k.shape[:-1].numel() * row_bytes // 16 > MAX_ROWS:
         raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
     if contents and k.device.type == "cpu" and batch:
         _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx)

@@ -84,9 +84,12 @@ class ScaleViews:
         return ScaleViews(self.sizes, self.changes | dict.fromkeys(names, self._of_one_number))
 
     def of_cache(self) -> ScaleViews:
-        """The views of k_descale and v_descale only."""
-        names = [name for name in ("k_descale", "v_descale") if name in self.changes]
-        return ScaleViews(self.sizes, {name: self.changes[name] for name in names})
+        """The views of scales of k and v, as the append takes them: those of the blocks of a cache one by one."""
+        of_bytes: dict[Callable, Callable] = {_words: _bytes, _words_rows_first: _bytes_rows_first}
+        names = ("k_descale", "v_descale", *OF_CACHE_BLOCKS)
+        changes = {name: self.changes[name] for name in names if name in self.changes}
+        found = {name: of_bytes.get(change, change) for name, change in changes.items()}
+        return ScaleViews(self.sizes, found)
 
     def of(self, tensors: CallTensors) -> tuple | None:
         """The scales of a call that has as many; None: there are none."""

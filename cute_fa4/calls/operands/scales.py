@@ -30,7 +30,7 @@ from dataclasses import replace
 
 import torch
 
-from cute_fa4.calls.operands.four_bits import BYTES, columns_of, refuse_new_rows
+from cute_fa4.calls.operands.four_bits import BYTES, columns_of
 from cute_fa4.calls.operands.scale_views import (
     BLOCKS,
     OF_CACHE_BLOCKS,
@@ -175,8 +175,6 @@ def _check_has_cache_blocks(name: str, k: torch.Tensor) -> None:
 
 def _check_cache_blocks(tensors: CallTensors, heads_first: bool) -> None:
     """A cache of 4 bits has scales of blocks: whole words of four, at multiples of four bytes."""
-    if tensors.new_k is not None:
-        refuse_new_rows(tensors.k)
     for name, of in OF_CACHE_BLOCKS.items():
         scale, keys = getattr(tensors, name), getattr(tensors, of)
         if scale is None:

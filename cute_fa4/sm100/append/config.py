@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from ...dtypes import UNQUANTIZED, elements_in, is_quantized
+from ...dtypes import UNQUANTIZED, elements_in, row_of
 from ...scales import Scales
+from ..blueprint.chip import ARCHES
 from ..blueprint.problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
@@ -14,17 +15,17 @@ THREADS = 128
 class AppendConfig:
     """Every compile-time choice of the append kernel; sizes and strides are bound at each call.
 
-    dtype      "bf16", "fp16", "e4m3" or "e5m2", of the cache
-    new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits; None: that of the cache
+    dtype      "bf16", "fp16", "e4m3", "e5m2", or "e2m1" with scales of blocks (NVFP4), of the cache
+    new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits or four; None: that of the cache
     descales   Scales of k and v, or their letters: new rows are divided by them before rounding. "head": scales from
                the caller; "row": one scale per row, which the kernel computes and writes
-    depth      head dim of K; rows are multiples of 16 bytes
+    depth      head dim of K; rows of the cache are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
     page_size  0: the cache is (batch, seqlen, heads, depth). Any other number becomes 1: the cache is (num_pages,
                page_size, heads, depth) with a page table, and its tensors say how many rows a page has
     cache_batch_idx  a tensor says which sequence of the cache, or row of the page table, new rows are for
-    arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction
+    arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction; not "e2m1"
     """
 
     dtype: str
@@ -47,17 +48,23 @@ class AppendConfig:
     def contradictions(self) -> list[str]:
         """Reasons why no such kernel exists, each with value and remedy."""
         why, accepted = [], (self.dtype,)
-        if is_quantized(self.dtype):
-            accepted = (self.dtype, *UNQUANTIZED)
+        if row_of(self.dtype).is_quantized:
+            accepted = UNQUANTIZED if self.of_blocks else (self.dtype, *UNQUANTIZED)
         if self.new_dtype not in accepted:
             why.append(
                 f"new_dtype={self.new_dtype!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, accepted))}"
             )
         of_cache = self.descales.only("k", "v") == self.descales and not self.descales.of_blocks
-        if not of_cache or (self.descales and not self.quantises):
+        of_rows = self.of_blocks and self.descales.of_keys
+        if not of_cache or of_rows or (self.descales and not self.quantises):
             why.append(
                 f"descales={self.descales!r} with new_dtype={self.new_dtype!r}, dtype={self.dtype!r}: use letters of "
-                "'kKvV' for rows of 16 bits and a cache of 8, '' for others"
+                "'kKvV' for rows of 16 bits and a cache of 8, of 'kv' for a cache of 4, '' for others"
+            )
+        if self.of_blocks and self.arch not in ARCHES:
+            why.append(
+                f"arch={self.arch!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, ARCHES))}, which round to "
+                "four bits"
             )
         return why
 
@@ -65,6 +72,11 @@ class AppendConfig:
     def quantises(self) -> bool:
         """Whether new rows are quantized: they have more bits than those of the cache."""
         return self.new_dtype != self.dtype
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether the cache has a scale for each block of a row, which the kernel computes and writes (NVFP4)."""
+        return row_of(self.dtype).in_byte > 1
 
     @property
     def paged(self) -> bool:

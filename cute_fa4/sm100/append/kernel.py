@@ -17,19 +17,23 @@ largest number of the dtype (NaN stays NaN). A thread then loads 32 bytes for th
 Alternatively every new row and head gets its own scale: largest |x| over the largest number of the dtype, or 1 for a
 row of zeros. Each thread of the row computes the scale from the whole row, and the first thread writes it.
 
+For a 4-bit cache (NVFP4) a thread loads 64 bytes, two blocks of 16 numbers. It stores 16 bytes of codes and the e4m3
+scale of each block: largest |x| / 6 / scale of the sequence and head. cute_fa4.nvfp4.quantize defines both, bit by bit.
+
 The host does not read the device's lengths, so a row whose position lies outside the cache, or whose page does not
 exist, is dropped here.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ...dtypes import DTYPES
+from ...dtypes import DTYPES, E2M1, E4M3
 from ...scales import HEAD, ROW
-from ..steps import row_math
+from ..steps import pieces, row_math
 from .config import THREADS, VECTOR_BYTES, AppendConfig
 
 LEAST = 2.0**-126
@@ -67,16 +71,61 @@ def quantise_piece(
     scale: Float32,
 ):
     """Piece number `piece` of a row, divided by the scale and rounded to eight bits."""
-    at = piece * elements
-    layout = cute.make_layout(elements)
+    values = [x / scale for x in numbers_of_piece(source, elements, piece)]
+    store_words(target, piece, row_math.pack(values, dtype))
+
+
+@cute.jit
+def quantise_blocks(
+    source: cute.Tensor, target: cute.Tensor, scales: cute.Tensor, piece: Int32, factor: Float32
+):
+    """Piece number `piece` of a row: two blocks as codes of four bits, and their scales, bytes.
+
+    factor: the scale of the sequence and head
+    """
+    elements = E2M1.elements_in(VECTOR_BYTES)
+    numbers = list(numbers_of_piece(source, elements, piece))
+    blocks = [numbers[i : i + E2M1.block] for i in range(0, elements, E2M1.block)]
+    word = row_math.pack([scale_of_block(x, factor) for x in (*blocks, *blocks)], E4M3.name)[0]
+    words = []
+    for i, rounded in enumerate(pieces.numbers_of(pieces.as_fp16([word], E4M3.name)[:1])):
+        words += codes_of_block(blocks[i], rounded * factor)
+        scales[piece * len(blocks) + i] = cutlass.Uint8(word >> 8 * i & 0xFF)
+    store_words(target, piece, words)
+
+
+def numbers_of_piece(source, elements: int, piece) -> Iterator:
+    """Piece number `piece` of a row of 16 bits, in float32."""
     held = cute.make_rmem_tensor(elements, source.element_type)
-    cute.autovec_copy(cute.make_tensor((source.iterator + at).align(16), layout), held)
-    values = [held[i].to(Float32) / scale for i in range(elements)]
-    words = cute.make_rmem_tensor(elements // 4, Int32)
-    for i, word in enumerate(row_math.pack(values, dtype)):
-        words[i] = word
-    place = cute.recast_ptr((target.iterator + at).align(16), dtype=Int32)
-    cute.autovec_copy(words, cute.make_tensor(place, cute.make_layout(elements // 4)))
+    at = (source.iterator + piece * elements).align(VECTOR_BYTES)
+    cute.autovec_copy(cute.make_tensor(at, cute.make_layout(elements)), held)
+    return (held[i].to(Float32) for i in range(elements))
+
+
+def store_words(target, piece, words: list):
+    """Store a piece of a row, four words of numbers of 8 or 4 bits."""
+    held = cute.make_rmem_tensor(len(words), Int32)
+    for i, word in enumerate(words):
+        held[i] = word
+    place = cute.recast_ptr(
+        (target.iterator + piece * VECTOR_BYTES).align(VECTOR_BYTES), dtype=Int32
+    )
+    cute.autovec_copy(held, cute.make_tensor(place, cute.make_layout(len(words))))
+
+
+def scale_of_block(numbers: list, factor):
+    """The scale of a block before it is rounded to e4m3, which saturates; NaN where a number is infinite or NaN."""
+    largest = Float32(0.0)
+    for x in numbers:
+        largest = cute.arch.fmax(largest, cute.arch.fmax(x, -x, nan=True), nan=True)
+    scale = largest / E2M1.largest / factor
+    return cutlass.select_(largest < Float32.inf, scale, Float32(float("nan")))
+
+
+def codes_of_block(numbers: list, unit) -> list:
+    """Words of the codes of a block in units of its scales; 0 where the unit is 0 or NaN."""
+    values = [cutlass.select_(unit > 0.0, x / unit, Float32(0.0)) for x in numbers]
+    return row_math.pack(values, E2M1.name)
 
 
 @cute.jit
@@ -147,12 +196,14 @@ class AppendKernel:
         """Launch.
 
         new_k, new_v      (batch, seqlen_new, heads, depth), packed: (total_new, heads, depth)
-        k_cache, v_cache  (batch, seqlen, heads, depth), paged: (num_pages, page_size, heads, depth)
+        k_cache, v_cache  (batch, seqlen, heads, depth), paged: (num_pages, page_size, heads, depth); of four bits: u8
+                          with two numbers each
         cache_seqlens     (batch,) int32: rows that the cache holds before
         offsets           packed: (batch + 1,) int32
         page_table        paged: (batch, pages) int32
         cache_batch_idx   (batch,) int32: of the cache, or the page table
-        descales          f32, those in cfg.descales: (batch, heads), or for rows the cache's shape without depth
+        descales          f32, those in cfg.descales: (batch, heads), or for rows the cache's shape without depth; for
+                          four bits then u8, of K and of V: the cache's shape with a byte for each block
         """
         cfg = self.cfg
         heads = new_k.shape[-2]
@@ -227,17 +278,17 @@ class AppendKernel:
                     of_k, of_v = self.scales(descales, b, head)
                     if piece < pieces_of_k:
                         of_k = self.own_scale("k", descales, new_k[new], at, piece, of_k)
-                        self.store_piece(new_k[new], k_cache[at], piece, of_k)
+                        self.store_piece("k", descales, new_k[new], k_cache, at, piece, of_k)
                     else:
                         piece = piece - pieces_of_k
                         of_v = self.own_scale("v", descales, new_v[new], at, piece, of_v)
-                        self.store_piece(new_v[new], v_cache[at], piece, of_v)
+                        self.store_piece("v", descales, new_v[new], v_cache, at, piece, of_v)
 
     def scales(self, descales: tuple, sequence, head) -> tuple:
         """-> (of K, of V), 1 where the caller has none."""
         given = {
             name: scale[sequence, head]
-            for (name, kind), scale in zip(self.cfg.descales.given, descales, strict=True)
+            for (name, kind), scale in zip(self.cfg.descales.given, descales, strict=False)
             if kind == HEAD
         }
         return tuple(given.get(name, Float32(1.0)) for name in "kv")
@@ -251,9 +302,12 @@ class AppendKernel:
         write_first(descales[cfg.descales.place(name)], at[:-1], piece, scale)
         return scale
 
-    def store_piece(self, source, target, piece, scale):
-        cfg = self.cfg
-        if cfg.quantises:
+    def store_piece(self, name: str, descales: tuple, source, cache, at: tuple, piece, scale):
+        cfg, target = self.cfg, cache[at]
+        if cfg.of_blocks:
+            blocks = descales[len(cfg.descales.given) + "kv".index(name)]
+            quantise_blocks(source, target, blocks[at], piece, scale)
+        elif cfg.quantises:
             quantise_piece(source, target, cfg.dtype, cfg.elements, piece, scale)
         else:
             copy_piece(source, target, cfg.elements, piece)

@@ -205,10 +205,13 @@ def row_total(sums: list):
 def pack(values: list, dtype: str) -> list:
     """Round to a dtype, the first value in the low bits of the first word; "f32": one word per value, unrounded.
 
-    A word holds two 16-bit values, or four 8-bit values. For eight bits, overflow saturates at the largest number.
+    A word holds two 16-bit values, four 8-bit values, or eight 4-bit values. For eight and four bits, overflow
+    saturates at the largest number.
     """
     if dtype == "f32":
         return [value.bitcast(cutlass.Int32) for value in values]
+    if DTYPES[dtype].in_byte > 1:
+        return [_pack_eight(values[i : i + 8], dtype) for i in range(0, len(values), 8)]
     if is_quantized(dtype):
         return [_pack_four(values[i : i + 4], dtype) for i in range(0, len(values), 4)]
     instruction = f"cvt.rn.{DTYPES[dtype].ptx_name}x2.f32"
@@ -216,14 +219,23 @@ def pack(values: list, dtype: str) -> list:
 
 
 def _pack_four(values: list, dtype: str):
+    return _pack_pairs(values, dtype, ".b16 low, high", ("low", "high"))
+
+
+def _pack_eight(values: list, dtype: str):
+    return _pack_pairs(values, dtype, ".b8 byte<4>", ("byte0", "byte1", "byte2", "byte3"))
+
+
+def _pack_pairs(values: list, dtype: str, registers: str, names: tuple):
+    """A word of numbers that are converted two at a time, into registers of these names."""
     convert = f"cvt.rn.satfinite.{DTYPES[dtype].ptx_name}x2.f32"
+    pairs = "".join(f"{convert} {x}, ${2 * i + 2}, ${2 * i + 1};\n" for i, x in enumerate(names))
     return cutlass.Int32(
         llvm.inline_asm(
             T.i32(),
             [Float32(value).ir_value() for value in values],
-            "{\n.reg .b16 low, high;\n"
-            f"{convert} low, $2, $1;\n{convert} high, $4, $3;\nmov.b32 $0, {{low, high}};\n}}",
-            "=r,f,f,f,f",
+            f"{{\n.reg {registers};\n{pairs}mov.b32 $0, {{{', '.join(names)}}};\n}}",
+            ",".join(["=r"] + ["f"] * len(values)),
             has_side_effects=False,
             is_align_stack=False,
             asm_dialect=llvm.AsmDialect.AD_ATT,

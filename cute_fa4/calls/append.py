@@ -21,6 +21,7 @@ from cute_fa4.calls.operands.memory import (
     TMA_BYTES,
     extent_bytes,
     largest_extent,
+    may_overlap,
     with_plain_strides,
 )
 from cute_fa4.calls.operands.new_rows import (
@@ -184,7 +185,7 @@ class Append:
         return all(past <= begin or begin + size <= first for begin, size in ranges)
 
     def scales_are_apart(self, tensors: CallTensors) -> bool:
-        """Whether the scales that are written share no address range with anything else."""
+        """Whether it is certain that the scales that are written share no byte with anything else."""
         written = [getattr(tensors, name) for name in self.written_scales]
         if len(set(map(id, written))) < len(written):
             return False
@@ -194,7 +195,12 @@ class Append:
             (x.data_ptr(), x.data_ptr() + extent_bytes(x), x) for x in others if x is not None
         ]
         mine = [r for r in ranges if any(r[2] is x for x in written)]
-        return all(a[2] is b[2] or a[1] <= b[0] or b[1] <= a[0] for a in mine for b in ranges)
+        # A cache may have its codes and scales side by side in every page: then ranges overlap.
+        return not any(
+            a[2] is not b[2] and b[0] < a[1] and a[0] < b[1] and may_overlap(a[2], b[2])
+            for a in mine
+            for b in ranges
+        )
 
     def _fits(self, out, q) -> bool:
         """Whether the attention kernel accepts `out`."""

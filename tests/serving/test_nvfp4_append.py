@@ -214,6 +214,30 @@ def test_attention_reads_what_the_call_appends(layout):
     assert all(same_bytes(call[name], expected[name]) for name in WRITTEN)
 
 
+def in_one_tensor(call: dict) -> dict:
+    """The same caches, whose pages have codes and scales of k, then those of v: slices of one tensor of bytes."""
+    parts = [
+        call[name].view(torch.uint8)
+        for name in ("k_cache", "k_block_scale", "v_cache", "v_block_scale")
+    ]
+    whole = torch.cat([x.flatten(1) for x in parts], 1)
+    slices = whole.split([x[0].numel() for x in parts], 1)
+    k, of_k, v, of_v = (x.view(part.shape) for x, part in zip(slices, parts, strict=True))
+    return call | dict(
+        k_cache=k, v_cache=v, k_block_scale=of_k.view(E4M3), v_block_scale=of_v.view(E4M3)
+    )
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_codes_and_scales_of_a_page_lie_side_by_side_in_one_tensor(layout):
+    call = call_of(layout=layout)
+    expected = written(call)
+    call = in_one_tensor(call)
+    out = quiet(flash_attn_with_kvcache, **call)
+    assert torch.equal(out, quiet(flash_attn_with_kvcache, **expected))
+    assert all(same_bytes(call[name], expected[name]) for name in WRITTEN)
+
+
 def test_torch_compile_knows_that_codes_and_scales_are_written():
     call = call_of()
     expected = written(call)
@@ -264,7 +288,8 @@ def test_scales_that_lie_upon_other_tensors_are_refused_by_name():
         )
 
 
-def test_a_repeated_call_keeps_its_plan_and_is_still_refused(launches, monkeypatch):
+@pytest.mark.parametrize("placed", [dict, in_one_tensor], ids=["apart", "in one tensor"])
+def test_a_repeated_call_keeps_its_plan_and_is_still_refused(placed, launches, monkeypatch):
     prepared = []
 
     def counted(*arguments):
@@ -273,15 +298,14 @@ def test_a_repeated_call_keeps_its_plan_and_is_still_refused(launches, monkeypat
 
     monkeypatch.setattr("cute_fa4.calls.append.prepare_append", counted)
     repeat.clear()
-    call = call_of()
+    call = placed(call_of())
     for _ in range(3):
         flash_attn_with_kvcache(**call)
     assert len(prepared) == 1 and len(launches) == 6
     with pytest.raises(ValueError, match="v_block_scale: shares memory with k_block_scale"):
         flash_attn_with_kvcache(**call | dict(v_block_scale=call["k_block_scale"]))
-    upon = call["v_cache"].view(-1)[: call["k_block_scale"].numel()]
-    upon = upon.view(E4M3).view_as(call["k_block_scale"])
-    with pytest.raises(ValueError, match="k_block_scale: shares memory with v_cache"):
+    upon = call["v_cache"][..., :4].view(E4M3)  # 4: of 64 columns
+    with pytest.raises(ValueError, match="shares memory with"):
         flash_attn_with_kvcache(**call | dict(k_block_scale=upon))
     assert len(launches) == 6
 

@@ -442,9 +442,8 @@ def main() -> int:
         parser.error("a directory: accepted by write and compare, which need one")
     if asked.command == "digest":
         return write_digests()
-    if asked.command == "write":
-        return write(asked.directory)
-    return compare(asked.directory, compile_all(NAMES))
+    is_write = asked.command == "write"
+    return write(asked.directory) if is_write else compare(asked.directory, compile_all(NAMES))
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ PROGRAMS = ROOT / "examples" / "programs"
 
 @pytest.mark.parametrize(
     "program, needs, launches",
-    [("cute_dsl.py", "cutlass", 1), ("cuda_python.py", "cuda.bindings", 1), ("cuda_core.py", "cuda.core", 1),
-     ("triton_add.py", "triton", 1)],
+    [("cute_dsl.py", "cutlass", 1), ("cuda_python.py", "cuda.bindings", 1),
+     ("cuda_core.py", "cuda.bindings._internal.driver", 1), ("triton_add.py", "triton", 1)],
 )  # fmt: skip
 def test_a_program_of_every_kind_runs_as_it_is(program, needs, launches):
     pytest.importorskip(needs)

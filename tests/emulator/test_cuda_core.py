@@ -1,5 +1,6 @@
 """cuda.core on the emulator: what programs call of it is answered from C; the rest is refused by name."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from cute_fa4.emulator.host import device as emulated
 from cute_fa4.emulator.host import driver_library
 
 pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+pytest.importorskip(driver_library._BINDINGS, reason="cuda-bindings is older than 13.4")
 
 import cuda.core as core
 from cuda.core.utils import StridedMemoryView
@@ -128,6 +130,15 @@ def test_refusals_have_the_name_and_errors_the_place(stream, call, message):
     with pytest.raises(Exception, match=message):
         call(stream)
     assert launched(stream, scale()), "the next launch works"
+
+
+def test_other_bindings_refuse_cuda_core_alone(monkeypatch):
+    """Versions before 13 have no such module; the rest of the emulator does not need it."""
+    monkeypatch.setitem(sys.modules, driver_library._BINDINGS, None)
+    with as_if_cuda():
+        assert torch.cuda.get_device_name() == emulated.NAME
+        with pytest.raises(Exception, match=r"no cuda\.bindings.* accepted: cuda-bindings 13"):
+            core.Device()
 
 
 def test_a_process_that_has_loaded_a_driver_is_refused(monkeypatch):

@@ -8,6 +8,7 @@ that error, which cuda.core puts into its exception, is the message of the emula
 """
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -62,10 +63,14 @@ _C_TYPES = {
 def answer(patches, calls):
     """Have cuda.bindings.cydriver call the answers of cuda_python.py until patches.undo().
 
-    Where this process has loaded the driver of its machine before, cuda.core would call that one: using it then raises
-    EmulatorError.
+    cuda.core is refused by EmulatorError where it would call the driver of the machine: a process that has loaded that
+    before, and a cuda-bindings that finds the driver in another way.
     """
     if importlib.util.find_spec("cuda.core") is None:
+        return
+    bindings = _bindings()
+    if bindings is None:
+        _refuse_devices(patches, _OTHER_BINDINGS)
         return
     library = _library()
     library.answers = {
@@ -73,17 +78,41 @@ def answer(patches, calls):
         **calls.cu,
         **_FromC(calls).answers,
     }
-    bindings = importlib.import_module(_BINDINGS)
     patches.set(bindings, "load_nvidia_dynamic_lib", lambda _: library)
     if bindings._inspect_function_pointer("__cuInit") != library.address("cuInit"):
-        patches.set(importlib.import_module("cuda.core"), "Device", _refuse)
+        _refuse_devices(patches, _LOADED_BEFORE)
 
 
-def _refuse(*_, **__):
-    raise EmulatorError(
-        "the program uses cuda.core, which calls the driver that this process has loaded before; "
-        "use the emulator in a process of its own: python -m cute_fa4.emulator run SCRIPT"
-    )
+_LOADED_BEFORE = (
+    "the program uses cuda.core, which calls the driver that this process has loaded before; "
+    "use the emulator in a process of its own: python -m cute_fa4.emulator run SCRIPT"
+)
+_OTHER_BINDINGS = (
+    "the program uses cuda.core, and the installed cuda-bindings has no "
+    f"{_BINDINGS} that loads the driver; accepted: cuda-bindings 13.4"
+)
+
+
+def _bindings():
+    """The module that loads the driver for cuda.bindings; None where there is none that is known here."""
+    try:
+        found = importlib.import_module(_BINDINGS)
+    except ImportError:
+        return None
+    known = all(hasattr(found, n) for n in ("load_nvidia_dynamic_lib", "_inspect_function_pointer"))
+    return found if known else None
+
+
+def _refuse_devices(patches, message):
+    """Have cuda.core.Device raise EmulatorError, where there is one."""
+
+    def refuse(*_, **__):
+        raise EmulatorError(message)
+
+    with contextlib.suppress(ImportError):
+        core = importlib.import_module("cuda.core")
+        if hasattr(core, "Device"):
+            patches.set(core, "Device", refuse)
 
 
 @functools.cache

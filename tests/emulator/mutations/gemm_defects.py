@@ -66,6 +66,7 @@ FENCE_DEFECTS = (
         delete(at(r"fence\.mbarrier_init\S*;")),
         "BarrierError",
         (r"full\[0\].*fence\.mbarrier_init", r"mbarrier_init\(full", r"cute\.copy\(atoms\[0\]"),
+        "ptx",
     ),
     *(
         Defect(

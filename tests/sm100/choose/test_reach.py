@@ -27,6 +27,7 @@ VALUES = {
     "first_reference": REFERENCES,
     "exponential": EXPONENTIALS,
     "lone_tiles": (False, True),
+    "own_parts": (False, True),
     "claims": (False, True),
     "dependent_launch": (False, True),
     "rows": ROWS,

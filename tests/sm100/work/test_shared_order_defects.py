@@ -15,6 +15,7 @@ from cute_fa4 import emulator, flash_attn_varlen_func
 from cute_fa4.calls.split_keys import split, workspace
 from cute_fa4.layouts.scalars import choose, maximum, minimum
 from cute_fa4.sm100.combine import kernel as combine
+from cute_fa4.sm100.steps import part_sums
 from cute_fa4.sm100.work import line, results, shared_order
 from tests.calls.simulated_device import full_of_nan
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
@@ -128,7 +129,7 @@ DEFECTS = {
     "a part is not merged": (combine, "parts_of_row", short_of_a_part),
     "the parts of the next block are merged": (combine, "parts_of_row", from_the_next_slot),
     "parts are added up without weights": (
-        combine, "weight", lambda made: lambda lse, largest: made(lse, lse),
+        part_sums, "weight", lambda made: lambda lse, largest: made(lse, lse),
     ),
 }  # fmt: skip
 

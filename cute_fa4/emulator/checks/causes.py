@@ -2,13 +2,16 @@
 
     symptom                         cause that the report names
     a race, a read of old bytes     the wait before it asked for a phase that was already past, and who completed that
+    a race with a copy              the mbarrier on which the copy completes, and the latest wait for that
     bytes without an announcement   what was announced and what came, both with their lines
+    too many arrivals or phases     what came in the phase
 
 A past phase alone is no error: a kernel may wait for one phase as often as it likes. So the causes are looked for
 when something has gone wrong, and only where they explain it.
 """
 
-from cute_fa4.emulator.machine.deadlock import events_table
+from cute_fa4.emulator.checks.memory import who
+from cute_fa4.emulator.machine.deadlock import events_table, phase_report
 from cute_fa4.emulator.ptx.errors import (
     BarrierError,
     EmulatorError,
@@ -41,6 +44,7 @@ def explained(error, machine):
         for barrier in cta.shared.mbarriers.values():
             lines += _past_waits(error, barrier)
     lines += _unannounced(error, machine)
+    lines = lines or _not_awaited(error) or _miscounted(error)
     return "".join(f"\n  {line}" for line in lines[:MOST_LINES])
 
 
@@ -52,7 +56,8 @@ def _past_waits(error, barrier):
     )
     found = []
     for warp, (why, parity, phase, issuer) in barrier.waited.items():
-        explains = why == AGAIN and (warp is raiser or missed)
+        raced = warp.order.party in getattr(error, "parties", ())
+        explains = why == AGAIN and (warp is raiser or missed or raced)
         if not explains and not (why == FRESH and warp is raiser and reads):
             continue
         head = (
@@ -68,6 +73,35 @@ def _past_waits(error, barrier):
             *(f"  {line.strip()}" for line in _events_of(barrier, phase)),
         ]
     return found
+
+
+def _not_awaited(error):
+    """The mbarrier on which a copy completes that a read races with, and the reader's latest wait for that."""
+    barrier, phase = getattr(error, "completes", None) or (None, 0)
+    if barrier is None:
+        return []
+    head = f"cause? the earlier access completes on {barrier.name} in phase {phase}"
+    for warp, (_, parity, past, issuer) in barrier.waited.items():
+        if warp.order.party == error.parties[0]:
+            wait = (
+                f"the latest wait of {issuer.who()} for it, with parity {parity} at {_at(issuer)},"
+            )
+            if past > phase:
+                return [f"{head}; {wait} came after this access was issued, or is relaxed"]
+            return [f"{head}; {wait} saw " + (f"phase {past - 1} at most" if past else "no phase")]
+    return [f"{head}, for which {who(error.parties[0])} has not waited"]
+
+
+def _miscounted(error):
+    """What came in a phase: for an arrival that is too many, or a phase that ended before its wait looked."""
+    raiser = getattr(error, "warp", None)
+    if type(error) is not BarrierError or raiser is None:
+        return []
+    for barrier in raiser.cta.shared.mbarriers.values():
+        if str(error).startswith((f"{barrier.name}: phases ", f"{barrier.name} phase ")):
+            first, *rest = phase_report(barrier)
+            return [f"cause? {first}", *rest]
+    return []
 
 
 def _events_of(barrier, phase):

@@ -75,6 +75,7 @@ class CopyChecks:
             self.order, barrier, strand, strand.clock, self._fault, is_async=self.is_async
         )
         self.order.release(barrier, strand.clock)
+        self.order.completes[self.written_number] = barrier, barrier.phase
 
     def waited_by(self, warp, only_read):
         """The warp has waited for the copy's bulk group: its source is read, or the copy is complete."""

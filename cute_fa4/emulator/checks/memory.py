@@ -136,24 +136,28 @@ def race(order, earlier, was_write, access, happened, place, space):
         )
         raise ProxyError(
             report(
-                f"{place}: {access.what} comes after the generic {what} of {_who(before)}, but no fence.proxy.async "
-                f"{missing} the asynchronous proxy; put one between the {what} and the barrier "
+                f"{place}: {access.what} comes after the generic {what} of {who(before.party)}, but no "
+                f"fence.proxy.async {missing} the asynchronous proxy; put one between the {what} and the barrier "
                 f"(fence.proxy.async.{space})",
                 access,
                 before,
             )
         )
-    raise RaceError(
+    error = RaceError(
         report(
-            f"race on {place}: nothing orders {access.what} after the access of {_who(before)}, which {verb} it{where}",
+            f"race on {place}: nothing orders {access.what} after the access of {who(before.party)}, which {verb} it"
+            f"{where}",
             access,
             before,
         )
     )
+    error.parties = access.party, before.party
+    error.completes = None if "writes" in access.what else order.completes.get(earlier)
+    raise error
 
 
-def _who(access):
-    party = access.party
+def who(party):
+    """The name of a warp in a sentence."""
     name = party.role or f"warp {party.warp}"
     return f"{name} of CTA rank {party.rank}" if party.cluster_size > 1 else name
 

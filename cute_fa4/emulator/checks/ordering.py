@@ -71,9 +71,9 @@ class Flight:
 class Ordering:
     """The actors of a launch, their clocks, and the numbers of their accesses.
 
-    level   "ptx" or "hardware"
-    now     number of the latest access
-    notes   list of remarks that are not errors: that of the machine
+    level      "ptx" or "hardware"        now  number of the latest access
+    notes      list of remarks that are not errors: that of the machine
+    completes  number of a copy's write -> (mbarrier, phase) on which it completes
     """
 
     def __init__(self, level, notes=None, lanes=False):
@@ -106,7 +106,7 @@ class Ordering:
         self.is_async = np.zeros(self.capacity, bool)
         self._copies = ([], [])  # actors of copies: generic, asynchronous proxy
         self._last = np.zeros(self.capacity, np.int32)  # copy actor -> number of its latest access
-        self._flights = []
+        self._flights, self.completes = [], {}
         self._strands = {}  # (warp, "ld" | "st" | "mma") -> Strand
         self._interned.clear()
         if self.lanes is not None:

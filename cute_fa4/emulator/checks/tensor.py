@@ -106,13 +106,15 @@ def _report(order, tmem, at, found, number, clock):
         "tcgen05.ld": "a barrier, with tcgen05.wait::ld before it",
         "tcgen05.st": "a barrier, with tcgen05.wait::st before it",
     }.get(before.what, "a wait for the mbarrier of a tcgen05.commit behind it")
-    raise RaceError(
+    error = RaceError(
         report(
             f"race on {place}: nothing orders {access.what} after what {verb} it, {before.what}; missing is {hint}",
             access,
             before,
         )
     )
+    error.parties = access.party, before.party
+    raise error
 
 
 def load(order, warp, tmem, column, columns, lane):

@@ -104,7 +104,8 @@ class AsyncEngine:
             text = f"{error}\n  at completion of: {operation.label}"
             if operation.issuer is not None and "PTX line" not in text:
                 text += f"\n{operation.issuer.where()}"
-            raise type(error)(text) from error
+            error.args = (text, *error.args[1:])
+            raise
 
     def complete_oldest(self):
         """Complete the operation that was submitted first among those that can complete."""

@@ -4,9 +4,6 @@ Each is one mistake of one line of PTX. `says` are regular expressions: where th
 for it: who arrived, bytes announced and arrived, both accesses, the allocation. The schedule is the tamest, in_order.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from tests.emulator.mutations.edits import (
     ALWAYS_TRUE,
     FLIPPED_PARITY,
@@ -16,11 +13,8 @@ from tests.emulator.mutations.edits import (
     replace,
 )
 from tests.emulator.mutations.gemm_places import (
-    A_STAGE,
-    A_STEP,
     ALLOC,
     ARRIVAL,
-    B_STAGE,
     COMMITS,
     DEALLOC,
     EXPECT,
@@ -31,28 +25,13 @@ from tests.emulator.mutations.gemm_places import (
     PARITY_1,
     READ,
     RELINQUISH,
-    STORE,
     SYNCS,
     TWICE,
     WAITS,
+    Defect,
     at,
     count,
-    descriptor,
-    instruction,
 )
-from tests.emulator.mutations.mutant import WRONG_NUMBERS
-
-
-@dataclass(frozen=True)
-class Defect:
-    """error: class of the report, or WRONG_NUMBERS if only the comparison with float64 can show it."""
-
-    name: str
-    edit: Callable[[str], str]
-    error: str
-    says: tuple = ()
-    level: str = "hardware"
-
 
 FENCE_DEFECTS = (
     Defect(
@@ -112,7 +91,7 @@ PHASE_DEFECTS = (
         "mma does not flip for drained",
         replace(WAITS["drained"], PARITY_1),
         "RaceError",
-        (r"accumulator\[:, 0\]",),
+        (r"accumulator\[:, 0\]", r"cause\? mma waited for drained with parity 1 .*passed at once"),
     ),
     Defect(
         "epilogue does not flip",
@@ -152,13 +131,19 @@ COUNT_DEFECTS = (
         "drained counts 127 arrivals",
         count("drained", 127),
         "BarrierError",
-        (r"drained phase 0: epilogue arrives 32 times but only 31 of 127 arrivals are left",),
+        (
+            r"drained phase 0: epilogue arrives 32 times but only 31 of 127 arrivals are left",
+            r"cause\? drained, phase 0,.*\n +96 arrivals +epilogue .*mbarrier_arrive\(drained\)",
+        ),
     ),
     Defect(
         "drained counts 64 arrivals",
         count("drained", 64),
         "BarrierError",
-        ("drained: phases 0 to 1 completed before this wait looked",),
+        (
+            "drained: phases 0 to 1 completed before this wait looked",
+            r"cause\? drained, phase 2, .* in phase 1:\n +\d+ arrivals +epilogue .*\(drained\)",
+        ),
     ),
     Defect(
         "drained counts 129 arrivals",
@@ -209,19 +194,29 @@ COUNT_DEFECTS = (
         "load arrives twice",
         replace(EXPECT, TWICE),
         "BarrierError",
-        (r"full\[0\] phase 0: load arrives 1 times but only 0 of 1 arrivals are left",),
+        (
+            r"full\[0\] phase 0: load arrives 1 times but only 0 of 1 arrivals are left",
+            r"cause\? full\[0\], phase 0, lacks 49152 bytes; in this phase:\n +expects 24576 bytes",
+            r"\n +1 arrival +load .*expect_tx\(full",
+        ),
     ),
     Defect(
         "epilogue arrives twice",
         replace(ARRIVAL, TWICE),
         "BarrierError",
-        ("drained: phases 0 to 1 completed before this wait looked",),
+        (
+            "drained: phases 0 to 1 completed before this wait looked",
+            r"cause\? drained, phase 2, .* in phase 1:\n +\d+ arrivals +epilogue .*\(drained\)",
+        ),
     ),
     Defect(
         "mma commits twice",
         replace(COMMITS["empty"], TWICE),
         "BarrierError",
-        (r"empty\[0\]: phases 0 to 1 completed before this wait looked",),
+        (
+            r"empty\[0\]: phases 0 to 1 completed before this wait looked",
+            r"cause\? empty\[0\], phase 2, .* in phase 1:\n +1 arrival +mma .*commit\(empty",
+        ),
     ),
     Defect(
         "one thread of a warp raises drained",
@@ -236,91 +231,25 @@ COUNT_DEFECTS = (
         (r"full\[0\], phase 0, lacks 8192 bytes", r"the 8192 bytes that came already"),
     ),
 )
-DESCRIPTOR_DEFECTS = (
-    Defect(
-        "A is read from the next stage",
-        replace(A_STAGE, r"xor.b32 \1, \2, 1; shl.b32 \1, \1, 10;"),
-        "RaceError",
-        (r"s_a\+0x4000\) \(operand A\)", r"TMA load of 16384 bytes at \(64, 0\)"),
-    ),
-    Defect(
-        "A is always read from stage 0",
-        replace(A_STAGE, r"mov.b32 \1, 0;"),
-        "RaceError",
-        (r"s_a\+", r"TMA load of 16384 bytes at \(\d+, 0\)", "reads its operands"),
-    ),
-    Defect(
-        "B's stages are as far apart as A's",
-        replace(B_STAGE, r"shl.b32 \1, \2, 10;"),
-        "RaceError",
-        (r"s_b\+0x4000\) \(operand B\)", r"TMA load of 8192 bytes at \(128, 0\)"),
-    ),
-    Defect(
-        "a step of A is taken twice",
-        replace(A_STEP, r"add.s32 \1, \2, 4;"),
-        WRONG_NUMBERS,
-    ),
-    Defect("A: 8 rows are 512 bytes apart", descriptor("A", stride=32), WRONG_NUMBERS),
-    Defect(
-        "A: 8 rows are 2,048 bytes apart",
-        descriptor("A", stride=128),
-        "RaceError",
-        (r"s_a\+0x4000\) \(operand A\)", r"TMA load of 16384 bytes at \(64, 0\)"),
-    ),
-    Defect("A has a swizzle of 64 bytes", descriptor("A", swizzle=4), WRONG_NUMBERS),
-    Defect("B has no swizzle", descriptor("B", swizzle=0), WRONG_NUMBERS),
-    Defect(
-        "M is 64",
-        instruction((128 ^ 64) // 16 << 24),
-        "UninitializedRead",
-        (r"lane 16, column 0 \(accumulator\[:, 0\]\), which nobody has written",),
-    ),
-    Defect(
-        "N is 32",
-        instruction((64 ^ 32) // 8 << 17),
-        "UninitializedRead",
-        (r"lane 0, column 32 \(accumulator\[:, 32\]\), which nobody has written",),
-    ),
-    Defect(
-        "N is 128",
-        instruction((64 ^ 128) // 8 << 17),
-        "RaceError",
-        (r"s_b\+0x2000\) \(operand B\).*an MMA 128x128x16", r"8192 bytes at \(64, 0\)"),
-    ),
-    Defect("A and B are float16", instruction(1 << 7 | 1 << 10), WRONG_NUMBERS),
-    Defect(
-        "D is float16",
-        instruction(1 << 4),
-        "EmulatorError",
-        (r"tcgen05\.mma instruction descriptor .*A format with D of f16",),
-    ),
-    Defect(
-        "A is MN-major",
-        instruction(1 << 15),
-        "EmulatorError",
-        (r"start address is 0x820; accepted: multiples of .* \(MN-major\)",),
-    ),
-    Defect(
-        "the first product adds",
-        replace(
-            at(r"mov\.pred \s*(%p\d+), 0;").behind(WAITS["drained"]).first, r"mov.pred \1, -1;"
-        ),
-        "UninitializedRead",
-        (r"D of MMA .*\(accumulator\[:, 0\]\), which nobody has written",),
-    ),
-)
 RACE_DEFECTS = (
     Defect(
         "load does not wait for empty",
         replace(WAITS["empty"], ALWAYS_TRUE),
         "BarrierError",
-        (r"full\[0\] phase 0: load arrives 1 times but only 0 of 1 arrivals are left",),
+        (
+            r"full\[0\] phase 0: load arrives 1 times but only 0 of 1 arrivals are left",
+            r"cause\? full\[0\], phase 0, lacks 49152 bytes; in this phase:\n +expects 24576 bytes",
+            r"\n +1 arrival +load .*expect_tx\(full",
+        ),
     ),
     Defect(
         "mma does not wait for full",
         replace(WAITS["full"], ALWAYS_TRUE),
         "RaceError",
-        (r"s_b\) \(operand B\)", r"TMA load of 8192 bytes at \(0, 0\)"),
+        (
+            r"s_b\) \(operand B\)",
+            r"cause\? .* completes on full\[0\] in phase 0, for which mma has not waited",
+        ),
     ),
     Defect(
         "epilogue does not wait for done",
@@ -407,42 +336,10 @@ LEAK_DEFECTS = (
         (r"tcgen05\.alloc of 64 columns after tcgen05\.relinquish_alloc_permit",),
     ),
 )
-COORDINATE_DEFECTS = (
-    Defect(
-        "A's blocks overlap",
-        replace(
-            at(r"shl\.b32 \s*(%r\d+), (%r\d+), 6;").ahead_of(LOADS["A"]), r"shl.b32 \1, \2, 5;"
-        ),
-        WRONG_NUMBERS,
-    ),
-    Defect(
-        "B is that of the first tile",
-        replace(LOADS["B"], r"\1 [\2+\3], [\4, {\5, 0}], [\7]"),
-        WRONG_NUMBERS,
-    ),
-    Defect(
-        "B's coordinates are exchanged",
-        replace(LOADS["B"], r"\1 [\2+\3], [\4, {\6, \5}], [\7]"),
-        WRONG_NUMBERS,
-    ),
-    Defect(
-        "C is stored eight rows further",
-        replace(STORE, r"\1 [\2, {\3, 8}]"),
-        WRONG_NUMBERS,
-    ),
-    Defect(
-        "both tiles are stored to the first",
-        replace(STORE, r"\1 [\2, {0, \4}]"),
-        "RaceError",
-        (r"race on byte 0 of the tensor \(128, 128\) float32", "writes global memory"),
-    ),
-)
 DEFECTS = (
     *FENCE_DEFECTS,
     *PHASE_DEFECTS,
     *COUNT_DEFECTS,
-    *DESCRIPTOR_DEFECTS,
     *RACE_DEFECTS,
     *LEAK_DEFECTS,
-    *COORDINATE_DEFECTS,
 )

@@ -1,6 +1,20 @@
-"""Places in the PTX of a stranger's GEMM (tests/emulator/three_stage_gemm.py), and edits that several defects share."""
+"""A defect of a stranger's GEMM (tests/emulator/three_stage_gemm.py), places in its PTX, edits that several share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tests.emulator.mutations.edits import PARITY_0, WAIT, lines, replace
+
+
+@dataclass(frozen=True)
+class Defect:
+    """error: class of the report, or WRONG_NUMBERS if only the comparison with float64 can show it."""
+
+    name: str
+    edit: Callable[[str], str]
+    error: str
+    says: tuple = ()
+    level: str = "hardware"
 
 
 def at(pattern):

@@ -5,6 +5,7 @@
     shadow.py      the last writer and the readers of every byte
     memory.py      every access of shared, tensor and global memory, checked against both
     equal_writes.py  two warps that write the same bytes: a note instead of a race
+    operand_boxes.py  operands that an MMA reads in another form than TMA wrote: notes
     tensor_maps.py maps that the kernel changed, and the fences between the change and a copy
     registers.py   registers of tcgen05.ld that are used before tcgen05.wait::ld
     reports.py     the text of reports: both accesses, their warps, PTX and Python lines

@@ -77,7 +77,7 @@ def _past_waits(error, barrier):
 
 def _not_awaited(error):
     """The mbarrier on which a copy completes that a read races with, and the reader's latest wait for that."""
-    barrier, phase = getattr(error, "completes", None) or (None, 0)
+    barrier, phase, _ = getattr(error, "completes", None) or (None, 0, None)
     if barrier is None:
         return []
     head = f"cause? the earlier access completes on {barrier.name} in phase {phase}"

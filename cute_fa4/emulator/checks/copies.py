@@ -18,12 +18,22 @@ class CopyChecks:
     is_async  through the asynchronous proxy (bulk copies), else generic (cp.async, st.async)
     """
 
-    __slots__ = ("ins", "is_async", "label", "order", "read_number", "strand", "written_number")
+    __slots__ = (
+        "ins",
+        "is_async",
+        "label",
+        "order",
+        "read_number",
+        "strand",
+        "tensor_map",
+        "written_number",
+    )
 
     def __init__(self, order, warp, label, is_async=True):
         self.order, self.label, self.ins, self.is_async = order, label, warp.ins, is_async
         self.strand = order.launch(warp, is_async)
         self.read_number = self.written_number = 0
+        self.tensor_map = None
 
     def reads_shared(self, shared, offset, nbytes, awaited=True, store=False):
         """The copy reads a range of shared memory; store: a copy to global memory."""
@@ -53,6 +63,7 @@ class CopyChecks:
 
     def box(self, tensor_map, boxes, write, atomic=False):
         """The copy reads or writes boxes of a tensor; atomic: it combines (reductions may meet)."""
+        self.tensor_map = tensor_map
         for coordinates, box, _ in boxes:
             clipped = tensor_map.clip(coordinates, box)
             if clipped is None:
@@ -75,7 +86,7 @@ class CopyChecks:
             self.order, barrier, strand, strand.clock, self._fault, is_async=self.is_async
         )
         self.order.release(barrier, strand.clock)
-        self.order.completes[self.written_number] = barrier, barrier.phase
+        self.order.completes[self.written_number] = barrier, barrier.phase, self.tensor_map
 
     def waited_by(self, warp, only_read):
         """The warp has waited for the copy's bulk group: its source is read, or the copy is complete."""

@@ -73,7 +73,7 @@ class Ordering:
 
     level      "ptx" or "hardware"        now  number of the latest access
     notes      list of remarks that are not errors: that of the machine
-    completes  number of a copy's write -> (mbarrier, phase) on which it completes
+    completes  number of a copy's write -> (mbarrier, phase) on which it completes, its tensor map or None
     """
 
     def __init__(self, level, notes=None, lanes=False):

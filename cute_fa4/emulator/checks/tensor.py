@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cute_fa4.emulator.checks import operand_boxes
 from cute_fa4.emulator.checks.clocks import ASYNC_SHARED, HAPPENED, SEALED, TENSOR
 from cute_fa4.emulator.checks.initialised import check_initialised
 from cute_fa4.emulator.checks.memory import race, touch, visible
@@ -249,6 +250,8 @@ def _operands(order, strand, ins, product):
             if end > shared.bytes.size:
                 continue  # read_shared_operand refuses it
             _reads(order, strand, shared, chunks, number, f"operand {name}")
+            access, operand = order.accesses[number], (name, bits, element)
+            operand_boxes.compare(order, shared, access, operand, chunks)
     for _, address, columns in product.tensor_blocks:
         column = split_address(address)[1]
         at = (slice(column, column + columns), slice(0, QUARTERS))

@@ -50,6 +50,7 @@ CHECKS = {
     "lanes": "lanes of a warp touched the same shared memory with no bar.warp.sync between (checks/lanes.py)",
     "mixed_products": "products of two kinds or shapes wrote one accumulator with no commit awaited between them",
     "unfenced_barrier": "a copy or commit signalled an mbarrier of its CTA, and no fence followed its mbarrier.init",
+    "operand_layout": "an MMA read an operand with another swizzle or float than TMA wrote (checks/operand_boxes.py)",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""

@@ -2,6 +2,7 @@
 
 from tests.emulator.mutations.edits import replace
 from tests.emulator.mutations.gemm_places import (
+    A_NOTE,
     A_STAGE,
     A_STEP,
     B_STAGE,
@@ -14,6 +15,9 @@ from tests.emulator.mutations.gemm_places import (
     instruction,
 )
 from tests.emulator.mutations.mutant import WRONG_NUMBERS
+
+OF_A = r"an MMA .* \(reads its operands\)", r"cute\.gemm\(mma", r"cute\.copy\(atoms\[0\]"
+"""What a note about A has: both accesses and their lines."""
 
 
 def before_its_wait(stage):
@@ -66,8 +70,18 @@ DESCRIPTOR_DEFECTS = (
             before_its_wait(1),
         ),
     ),
-    Defect("A has a swizzle of 64 bytes", descriptor("A", swizzle=4), WRONG_NUMBERS),
-    Defect("B has no swizzle", descriptor("B", swizzle=0), WRONG_NUMBERS),
+    Defect(
+        "A has a swizzle of 64 bytes",
+        descriptor("A", swizzle=4),
+        A_NOTE,
+        (r"operand A .* is read with a swizzle of 64 .* written with a swizzle of 128", *OF_A),
+    ),
+    Defect(
+        "B has no swizzle",
+        descriptor("B", swizzle=0),
+        A_NOTE,
+        (r"operand B .* is read with no swizzle, but was written with a swizzle of 128 bytes",),
+    ),
     Defect(
         "M is 64",
         instruction((128 ^ 64) // 16 << 24),
@@ -90,7 +104,12 @@ DESCRIPTOR_DEFECTS = (
             before_its_wait(1),
         ),
     ),
-    Defect("A and B are float16", instruction(1 << 7 | 1 << 10), WRONG_NUMBERS),
+    Defect(
+        "A and B are float16",
+        instruction(1 << 7 | 1 << 10),
+        A_NOTE,
+        (r"operand A .* is read as f16, but was written with a tensor map of bf16", *OF_A),
+    ),
     Defect(
         "D is float16",
         instruction(1 << 4),

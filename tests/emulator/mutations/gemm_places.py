@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from tests.emulator.mutations.edits import PARITY_0, WAIT, lines, replace
 
+A_NOTE = "a note"
+
 
 @dataclass(frozen=True)
 class Defect:
-    """error: class of the report, or WRONG_NUMBERS if only the comparison with float64 can show it."""
+    """error: class of the report, A_NOTE, or WRONG_NUMBERS if only the comparison with float64 can show it."""
 
     name: str
     edit: Callable[[str], str]

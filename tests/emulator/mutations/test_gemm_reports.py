@@ -3,6 +3,7 @@
 The kernel is compiled once; a defect edits its PTX and takes a tenth of a second, so every run plants all.
 """
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from cute_fa4 import emulator
 from tests.emulator import three_stage_gemm
 from tests.emulator.mutations import gemm_defects, gemm_operand_defects
+from tests.emulator.mutations.gemm_places import A_NOTE
 from tests.emulator.mutations.mutant import BUDGET, SCHEDULES, WRONG_NUMBERS
 
 DEFECTS = (*gemm_defects.DEFECTS, *gemm_operand_defects.DEFECTS)
@@ -23,14 +25,14 @@ GROUPS = ("FENCE", "PHASE", "COUNT", "RACE", "LEAK")
 
 
 def run(defect):
-    """(class of the error or "", its text, distance from float64)."""
+    """(class of the error or "", its text, distance from float64, notes)."""
     planted = dict(mode="in_order", checks=defect.level, transform=lambda _, ptx: defect.edit(ptx))
-    with emulator.use(**planted, instruction_budget=BUDGET * INSTRUCTIONS):
+    with emulator.use(**planted, instruction_budget=BUDGET * INSTRUCTIONS) as ran:
         try:
             distance = three_stage_gemm.run()
         except emulator.EmulatorError as error:
-            return type(error).__name__, str(error), math.nan
-    return "", "", distance
+            return type(error).__name__, str(error), math.nan, ran.notes
+    return "", "", distance, ran.notes
 
 
 @pytest.mark.parametrize("level", ["ptx", "hardware"])
@@ -43,14 +45,22 @@ def test_the_gemm_is_right_and_clean_under_every_schedule(level, mode, seed):
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_the_report_of_a_mistake_names_its_cause(defect):
-    error, text, distance = run(defect)
-    if defect.error == WRONG_NUMBERS:
+    error, text, distance, notes = run(defect)
+    if defect.error in (WRONG_NUMBERS, A_NOTE):
         assert not error, text
         assert not distance < 1, "the numbers are right"
+        assert bool(notes) == (defect.error == A_NOTE), notes
+        text = "\n".join(notes)
     else:
         assert error == defect.error, text or f"no report; differs by {distance}"
     for words in defect.says:
         assert re.search(words, text), f"{words!r} is not in:\n{text}"
+
+
+def test_a_note_becomes_an_error_where_it_is_asked_for():
+    defect = next(defect for defect in DEFECTS if defect.error == A_NOTE)
+    error, text, _, _ = run(dataclasses.replace(defect, level=("ptx", "operand_layout")))
+    assert error == "BarrierError" and re.search(defect.says[0], text)
 
 
 def test_the_documented_numbers_of_mistakes_and_reports():

@@ -48,7 +48,7 @@ class Server:
         self.model = tiny_models.build(name, NAME)
         for module in self.model.modules():
             kind = type(module).__name__
-            if isinstance(module, torch.nn.Linear) or kind.endswith(("RMSNorm", "MLP")):
+            if isinstance(module, torch.nn.Linear) or kind.endswith(("RMSNorm", "MLP", "MoE")):
                 module.forward = by_row(module.forward)
         self.step: list[tuple[Sequence, int]] = []
 

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from tests.invariance.schedules import Server
 
 LLAMA, GPT_OSS = "llama", "gpt-oss, sinks, windows and none"
+DEEPSEEK = "deepseek v3, 96/64"  # head dims of q and k, and of v
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -36,7 +37,7 @@ def test_no_schedule_changes_a_bit_of_the_logits():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", [LLAMA, GPT_OSS])
+@pytest.mark.parametrize("name", [LLAMA, GPT_OSS, DEEPSEEK])
 def test_no_schedule_changes_a_bit_of_long_texts(name):
     check(name, (126, 3, 40), new=200, schedules=20)
 

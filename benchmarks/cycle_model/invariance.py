@@ -26,7 +26,7 @@ KEYS = 8192
 BATCHES = (1, 8, 32, 64, 128)
 TOKENS = (8192, 4096, 2048, 1024, 512)
 # Choices of the schedule, as in policy.of_schedules(True).
-CHOICES = (("maximum", "exact"), ("lone_tiles", False))
+CHOICES = (("maximum", "exact"), ("lone_tiles", False), ("row_sum", "exact"))
 GOALS = {"decode": 1.10, "prefill": 1.15}
 
 

@@ -154,6 +154,9 @@ CONFIG = {
         "text",
         "of P of eight bits: exact or half; default: as the arch asks (CUTE_FA4_EXPONENTIAL)",
     ),
+    "row_sum": Field(
+        "text", "of P: exact or rounded, of P of eight bits; default: as the order does"
+    ),
     "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),

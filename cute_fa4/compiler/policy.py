@@ -185,10 +185,9 @@ def check_batch_invariant(value) -> None:
 
 def of_schedules(invariant: bool | None = None) -> dict:
     """The variables for every schedule's choices. invariant: the call's batch_invariant."""
-    if batch_invariant(
-        invariant
-    ):  # no row affects another one, by its maximum or by how many there are
-        return _of_schedules() | {"maximum": "exact", "lone_tiles": False}
+    if batch_invariant(invariant):
+        # No row affects another one, by its maximum or by how many there are, and an LSE that is returned affects none.
+        return _of_schedules() | {"maximum": "exact", "lone_tiles": False, "row_sum": "exact"}
     return _of_schedules()
 
 

@@ -65,7 +65,8 @@ CHANGED = dict(
 )  # fmt: skip
 OF_SCHEDULE = dict(
     order="p_beside_s", lone_tiles=True, own_parts=True, maximum="exact", first_reference="tile", exponential="half",
-    rescale_log2=4.5, exp2_emulated=7, claims=False, dependent_launch=True, warps=WarpRoles(softmax_registers=184),
+    row_sum="rounded", rescale_log2=4.5, exp2_emulated=7, claims=False, dependent_launch=True,
+    warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
 OF_SWAPPED_TILE = dict(
     rows=32,

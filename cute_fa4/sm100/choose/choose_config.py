@@ -101,7 +101,7 @@ def _schedule(family: str, **choices) -> Schedule:
     if family not in FAMILIES:
         raise ValueError(f"family: {family!r}; accepted: {', '.join(FAMILIES)}")
     cls = FAMILIES[family]
-    for name in {"maximum", "exponential", "lone_tiles"} - {f.name for f in fields(cls)}:
+    for name in {"maximum", "exponential", "lone_tiles", "row_sum"} - {f.name for f in fields(cls)}:
         if choices.get(name) in (None, "exact", False):
             choices.pop(name, None)  # it has no other
     foreign = sorted(set(choices) - {f.name for f in fields(cls)})

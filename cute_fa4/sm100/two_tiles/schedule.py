@@ -40,6 +40,7 @@ ORDERS_OF_UNEVEN_TILES = (
 )  # crossed, P of either query tile waits for S of the other
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
+ROW_SUMS = ("exact", "rounded")
 CROSSED, SUMMED = "p_crossed", "p_crossed_summed"
 REFERENCES = ("quarter", "tile")
 COLUMNS_BY_WARP = 128  # of a key tile whose quarters each have a word of visibility bits
@@ -62,6 +63,8 @@ class TwoTiles(RowSchedule):
                    "tile"; None: as the tuning table says, where a quarter may serve
     exponential    how the FMA units compute their part of the exponentials: "exact", in float32, or "half", in f16, for
                    P of eight bits (steps/half_powers.py); None: as the tuning table says, where P has eight bits
+    row_sum        "exact": softmax sums P before it is rounded; "rounded": P V sums P of eight bits, with order
+                   p_crossed_summed; None: as the order does it
     """
 
     family: ClassVar[str] = "mha2q"
@@ -76,6 +79,7 @@ class TwoTiles(RowSchedule):
     maximum: str | None = None
     exponential: str | None = None
     first_reference: str | None = None
+    row_sum: str | None = None
 
     def resolved(self, problem: Problem) -> "TwoTiles":
         maximum = self.maximum or ("lagged" if lag_pays(self.family, problem) else "exact")
@@ -104,7 +108,7 @@ class TwoTiles(RowSchedule):
             schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
         if self.maximum is None:
             schedule = replace(schedule, maximum=maximum)
-        return schedule
+        return replace(schedule, row_sum=self.row_sum or sum_of(schedule.order))
 
     def _first_reference(self, problem: Problem, maximum: str) -> str:
         """A function may hide a quarter's scores, and with a lower bound a masked tile comes first."""
@@ -122,6 +126,8 @@ class TwoTiles(RowSchedule):
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
         if not self._may_add_up(problem) or self.exponential != "half" or lone:
             return False
+        if self.row_sum is not None:
+            return self.row_sum == "rounded"
         orders = preference(self.family, problem)  # there is no room for P beside S
         return orders.index(SUMMED) < min(orders.index(CROSSED), orders.index("p_over_s"))
 
@@ -131,7 +137,9 @@ class TwoTiles(RowSchedule):
 
     def fitting(self, problem: Problem) -> "TwoTiles":
         """The same choices for another problem. If P V may not sum P there, as with an LSE, softmax sums it."""
-        return self if self._order_fits(problem) else replace(self, order=None, exp2_emulated=None)
+        if self._order_fits(problem):
+            return self
+        return replace(self, order=None, exp2_emulated=None, row_sum=None)
 
     def _order_fits(self, problem: Problem) -> bool:
         if self.order == SUMMED:
@@ -220,6 +228,14 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"exponential={self.exponential!r} is not a way to compute P: use {' or '.join(EXPONENTIALS)}"
             )
+        if self.row_sum not in (None, *ROW_SUMS):
+            why.append(
+                f"row_sum={self.row_sum!r} is not a way to sum P: use {' or '.join(ROW_SUMS)}"
+            )
+        elif self.order in ORDERS and self.row_sum not in (None, sum_of(self.order)):
+            why.append(
+                f"row_sum={self.row_sum!r} with order={self.order!r}: use {sum_of(self.order)!r}"
+            )
         if self.exponential == "half" and not problem.is_quantized:
             why.append(
                 f"exponential='half' with qkv_dtype={problem.qkv_dtype!r}: f16 is for P of eight bits: use 'exact'"
@@ -284,6 +300,11 @@ class TwoTiles(RowSchedule):
 def may_lag(problem: Problem) -> bool:
     """Whether P has the range of float32."""
     return problem.p_dtype == "bf16"
+
+
+def sum_of(order: str) -> str:
+    """The row sum that an order of the products makes, one of ROW_SUMS."""
+    return "rounded" if order == SUMMED else "exact"
 
 
 def lag_pays(family: str, problem: Problem) -> bool:

@@ -19,13 +19,14 @@ from cute_fa4.sm100.choose.launches import every_launch
 from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 from cute_fa4.sm100.few_rows.tiles import ROWS
 from cute_fa4.sm100.two_tiles.orders import ORDERS
-from cute_fa4.sm100.two_tiles.schedule import EXPONENTIALS, MAXIMA, REFERENCES
+from cute_fa4.sm100.two_tiles.schedule import EXPONENTIALS, MAXIMA, REFERENCES, ROW_SUMS
 
 VALUES = {
     "order": tuple(ORDERS),
     "maximum": MAXIMA,
     "first_reference": REFERENCES,
     "exponential": EXPONENTIALS,
+    "row_sum": ROW_SUMS,
     "lone_tiles": (False, True),
     "own_parts": (False, True),
     "claims": (False, True),

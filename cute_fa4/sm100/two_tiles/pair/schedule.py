@@ -62,7 +62,7 @@ class Pair(TwoTiles):
         """The same choices for CTAs that do not form pairs."""
         same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
         chosen_again = dict.fromkeys(
-            ("order", "lone_tiles", "maximum", "exp2_emulated", "first_reference")
+            ("order", "lone_tiles", "maximum", "exp2_emulated", "first_reference", "row_sum")
         )
         return TwoTiles(**{**same, **chosen_again})
 

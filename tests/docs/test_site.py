@@ -1,6 +1,7 @@
 """The built site, as a reader meets it: no link leads nowhere, no picture is missing, nothing is cut off at the side.
 
-Links are checked in the HTML, without a browser; widths and pictures in a headless browser, where one is installed.
+Links are checked in the HTML, without a browser; widths and pictures in a headless browser, where one is installed. It
+walks for a minute, so one of three commits sends it.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ import pytest
 
 from tests.docs import site
 from tests.docs.pages import PAGES, ROOT
+from tests.suite import turns
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None,
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 LEAST_LETTERS = 8.5  # pixels of a picture's text on a screen of 1280
 DRAWN_LARGE = ("pipeline.svg", "speeds.svg", "decode.svg")
+walks = turns.mark("site", turns.taken(0, turns.OF_CASES), seconds=60, commits=turns.OF_CASES)
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +66,19 @@ def test_a_link_that_leads_nowhere_is_found(built, tmp_path):
     assert "performance/index.html: #speeds" in wrong
 
 
+@walks
 def test_a_browser_reaches_every_page_by_links(walked):
     assert walked["broken"] == []
     assert set(walked["pages"]) == {address_of(page) for page in PAGES if page != "README.md"}
     assert all(link.startswith("https://") for link in walked["external"])
 
 
+@walks
 def test_nothing_is_wider_than_the_page(walked):
     assert walked["overflow"] == []
 
 
+@walks
 def test_pictures_are_there_can_be_read_and_say_what_they_show(walked):
     shown = walked["pictures"]
     assert {picture["source"].rsplit("/")[-1] for picture in shown} == {
@@ -88,6 +94,7 @@ def test_pictures_are_there_can_be_read_and_say_what_they_show(walked):
         assert letters * picture["width"] / float(wide[1] or wide[2]) >= LEAST_LETTERS, picture
 
 
+@walks
 def test_the_large_pictures_open_large(walked):
     large = [p for p in walked["pictures"] if p["source"].endswith(DRAWN_LARGE)]
     assert len(large) >= len(DRAWN_LARGE)
@@ -95,6 +102,7 @@ def test_the_large_pictures_open_large(walked):
         assert picture["opens"] and picture["natural"] > 1.5 * picture["width"], picture
 
 
+@walks
 def test_the_measure_finds_what_is_too_wide(built, tmp_path):
     """The test itself: a line of code, a table and a picture that do not fit, and a picture that is not there."""
     if site.browser() is None:

@@ -26,7 +26,7 @@ from tests.suite.costs import cpu_seconds
 from tests.suite.sweep import Part
 
 FILE = Path(__file__).with_name("costs.json")
-SECONDS = 1.0
+SECONDS = 0.5
 """What every commit may spend on a function."""
 MOST = 12
 """Commits that share a function, at most."""
@@ -45,7 +45,7 @@ def function_of(nodeid: str) -> str:
 def commits_for(seconds: float, dealt: int = 1) -> int:
     """How many commits share a function that takes so many seconds on a core.
 
-    >>> [commits_for(seconds) for seconds in (0.5, 1.0, 2.1, 7.0, 300.0)]
+    >>> [commits_for(seconds) for seconds in (0.2, 0.5, 1.1, 3.5, 300.0)]
     [1, 1, 3, 7, 12]
 
     dealt: commits that share its list already.

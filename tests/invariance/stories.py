@@ -270,7 +270,7 @@ def pieces(seqlen: int, seed: int, first: int = 0, storages=STORAGES) -> list[Pi
 
         storage = dice.choice(storages)
         company = ((), ()) if storage == "dense" else (some(), some())
-        page = dice.choice((1, 16, 64, 7))
+        page = dice.choice((1, 16, 64, 7, 128))
         found.append(Piece(first, last, storage, page, company, dice.random() < 0.8))
         first = last
     return found

@@ -11,8 +11,9 @@ import dataclasses
 
 import pytest
 import torch
+from cutlass import Int32, select_
 
-from cute_fa4 import masks
+from cute_fa4 import masks, score_mods
 from cute_fa4.calls import repeat
 from tests.invariance.stories import LATENT, OF_V, Kind, Piece, Story, pieces
 
@@ -20,6 +21,18 @@ E4M3, FP16 = torch.float8_e4m3fn, torch.float16
 SEQLEN, PART = 300, 128
 OF_LATENT = (126, 132)
 SINKS = torch.tensor([0.5, -2.0, 4.0, float("-inf")])
+
+# Bit j: a query sees the key j positions before it, of the last 32; it sees all keys before them. As trees of drafts.
+BRANCHES = torch.randint(0, 2**31, (512,), generator=torch.Generator().manual_seed(0)).int() | 1
+
+
+def on_the_branch(batch, head, q_idx, kv_idx, aux):
+    position = q_idx + aux.num_keys - aux.seqlen_q
+    before = position - kv_idx
+    bit = select_((before >= 0) & (before < 32), before, Int32(0))
+    here = select_(position > 0, position, Int32(0))  # neighbours may have more queries than keys
+    return (before >= 32) | ((aux[0][here] >> bit) & 1 != 0)
+
 
 # What plain pytest runs: a kernel of each of the three storages of K and V, every option that moves a row's maximum.
 KINDS = {
@@ -37,6 +50,9 @@ MORE = {
     "8 bits": Kind(128, heads=(2, 1), dtype=E4M3),
     "wide heads over an 8-bit cache": Kind(192, 128, heads=(2, 1), kv_dtype=E4M3),
     "soft cap": Kind(options=dict(softcap=5.0)),
+    "ALiBi": Kind(options=dict(score_mod=score_mods.alibi(4))),
+    "a tree": Kind(options=dict(mask_mod=on_the_branch, aux_tensors=[BRANCHES])),
+    "a group of sixteen": Kind(heads=(16, 1)),
     "latent, 16 heads": Kind(LATENT, OF_V, (16, 1), latent=True),
     "latent, 128 heads": Kind(LATENT, OF_V, (128, 1), latent=True),
     "latent, 8 bits": Kind(LATENT, OF_V, (16, 1), latent=True, dtype=E4M3),

@@ -37,10 +37,10 @@ def test_no_schedule_changes_a_bit_of_the_logits():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("first", range(0, 20, 4))  # four schedules take minutes
+@pytest.mark.parametrize("first", range(0, 20, 2))  # two schedules take minutes
 @pytest.mark.parametrize("name", [LLAMA, GPT_OSS, DEEPSEEK])
 def test_no_schedule_changes_a_bit_of_long_texts(name, first):
-    check(name, (126, 3, 40), new=200, schedules=range(first, first + 4))
+    check(name, (126, 3, 40), new=200, schedules=range(first, first + 2))
 
 
 @pytest.mark.sweep

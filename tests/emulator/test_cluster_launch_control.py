@@ -131,6 +131,18 @@ def test_three_dimensions(mode, seed):
     assert (who.ravel() <= np.arange(24)).all() or mode == "hostile"
 
 
+@pytest.mark.parametrize("mode, seed", SCHEDULES[::5])
+def test_the_words_are_those_that_ptxas_reads(mode, seed):
+    """cuDNN's open kernels have no query_cancel: x, the halves of the second word, bit 0 of the third."""
+    words = """
+        ld.shared.v4.b32 {%r3, %r16, %r17, %r18}, [%r2];
+        and.b32 %r4, %r16, 0xffff; shr.u32 %r5, %r16, 16; and.b32 %r17, %r17, 1; setp.ne.u32 %p3, %r17, 0;
+    """
+    body = PERSISTENT.replace(READ, words)
+    times, *_ = run(body, grid=(2, 3, 4), mode=mode, seed=seed)
+    assert times.shape == (4, 3, 2) and (times == 1).all()
+
+
 def test_ctaid_as_a_vector_and_128_bit_registers():
     """The other forms, in the same kernel: each thread takes the response through 16 bytes of its own."""
     others = f"""

@@ -36,10 +36,7 @@ LEVELS = ("ptx", "hardware")
 IN_FLIGHT = np.iinfo(np.int32).max
 _ACTORS_OF_A_WARP = 4  # itself, its tcgen05.ld, its tcgen05.st, the tensor core as it uses it
 
-FENCED_APART = (
-    BARRIERS,
-    SEALED,
-)  # rows that a specific fence lets a relaxed arrival carry
+FENCED_APART = (BARRIERS, SEALED)  # rows that a specific fence lets a relaxed arrival carry
 
 
 @dataclass(eq=False, slots=True)
@@ -424,6 +421,8 @@ class Ordering:
         strand = self._strands.get((warp, kind))
         if strand is not None:
             self.learn_number(warp, strand.actor, self.now, (HAPPENED, TENSOR))
+        if not self.ptx:  # docs/decisions/0045
+            self.fence_tensor(warp, before=True)
 
     def commit(self, strand):
         """tcgen05.commit has passed the queue: the MMAs before it are complete, and sealed."""

@@ -5,11 +5,12 @@
     query_cancel.is_canceled    was a cluster cancelled?
     query_cancel.get_first_ctaid        if so, the ctaid of its first CTA
 
-    response, in 32-bit words     granted   x  y  z  GRANTED        refused   0  0  0  REFUSED
+    response, in 32-bit words     granted   x  y | z << 16  GRANTED  0        refused   0  0  REFUSED  0
 
-PTX does not document the format of the response; this one is the emulator's. launch.PendingClusters decides the
-result of a request when it is issued; responses arrive in any order. PTX ISA, "clusterlaunchcontrol.try_cancel",
-"clusterlaunchcontrol.query_cancel".
+PTX does not document the format of the response. Programs that read the words themselves (cuDNN's open kernels) use
+what ptxas makes of query_cancel: x, the halves of the second word, bit 0 of the third. The other bits of the third
+are the emulator's mark. launch.PendingClusters decides the result of a request when it is issued; responses arrive in
+any order. PTX ISA, "clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel".
 """
 
 import numpy as np
@@ -47,7 +48,7 @@ def try_cancel(warp, ins, match):
                 EmulatorError,
             )
         first = own.machine.claim_cluster(own)
-        words = (0, 0, 0, REFUSED) if first is None else (*first, GRANTED)
+        words = (0, 0, REFUSED, 0) if first is None else _granted(*first)
         response = np.array(words, np.uint32).view(np.uint8)
         targets = own.cluster.ctas if match[2] else (own,)
         submit_load(
@@ -62,17 +63,22 @@ def try_cancel(warp, ins, match):
         )
 
 
-def _words(warp, handle):
-    """The four 32-bit words of a response, uint64[32] each."""
+def _granted(x, y, z):
+    """The words of a response: the cluster whose first ctaid is (x, y, z)."""
+    return x, y | z << 16, GRANTED, 0
+
+
+def _parts(warp, handle):
+    """(x, y, z, state) of a response, uint64[32] each."""
     low, high = map(warp.read64, handle.halves())
-    word = np.uint64(FULL)
-    return low & word, low >> np.uint64(32), high & word, high >> np.uint64(32)
+    word, half = np.uint64(FULL), np.uint64(0xFFFF)
+    return low & word, low >> np.uint64(32) & half, low >> np.uint64(48), high & word
 
 
 @instruction("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128")
 def is_canceled(warp, ins):
     """p = the response says that a cluster was cancelled."""
-    state = _words(warp, ins.operands[1])[3]
+    state = _parts(warp, ins.operands[1])[3]
     granted, refused = mask_of(state == GRANTED), mask_of(state == REFUSED)
     if warp.mask & ~(granted | refused):
         warp.fault("is_canceled of 16 bytes that are no response of try_cancel", EmulatorError)
@@ -86,7 +92,7 @@ def is_canceled(warp, ins):
 )
 def get_first_ctaid(warp, ins, match):
     """d = x, y or z, or {d, e, f, _} = all of them: the cluster's first ctaid; poison after a refusal."""
-    *ctaid, state = _words(warp, ins.operands[1])
+    *ctaid, state = _parts(warp, ins.operands[1])
     values = [np.where(state == GRANTED, axis, POISON).astype(np.uint32) for axis in ctaid]
     if match[1]:
         warp.write32(ins.operands[0], values["xyz".index(match[1])])

@@ -43,8 +43,11 @@ def gradients_of_aux(
     target = target_of(attended.q.device)
     config = config_of(call.attended, scores, call.dlse is not None, target.arch, wanted)
     if config.summed and not call.is_empty:
+        rows = config.owner("scores").other_rows
         parts = [
-            _PARTS[shared](call, element, sums[wanted.index(element.tensor % len(scores.aux))])
+            _PARTS[shared](
+                call, rows, element, sums[wanted.index(element.tensor % len(scores.aux))]
+            )
             for _, element, shared in config.summed
         ]
         function, stats = function_for(config, target), call.new_stats()
@@ -87,14 +90,15 @@ def _inside(tensor: torch.Tensor, indices) -> tuple:
 
 
 class _Part:
-    """The sums of an element. to: the float64 gradient of its tensor."""
+    """The sums of an element. rows: of a tile of keys; to: the float64 gradient of the element's tensor."""
 
     numbers: int  # float32 of a CTA's line
 
-    def __init__(self, call: Launch, element: Element, to: torch.Tensor):
-        self.call, self.element, self.to = call, element, to
+    def __init__(self, call: Launch, rows: int, element: Element, to: torch.Tensor):
+        self.call, self.rows, self.element, self.to = call, rows, element, to
         self.heads, self.tiles = call.attended.q.shape[-2], call.tiles
-        self.key_tiles = -(-call.longest[1] // ROWS)
+        self.apart = ROWS // rows  # tiles of keys from a tile of queries to the next
+        self.key_tiles = -(-call.longest[1] // ROWS) * self.apart  # lists have whole blocks of ROWS
         self.per_tile = call.batch * self.heads  # CTAs of a tile, which follow each other
         self.arguments = set().union(*map(arguments_of, element.indices))
         of_sequence = _OF_SEQUENCE | (set() if call.attended.is_dense else _OF_LENGTHS)
@@ -168,23 +172,25 @@ class _Distances(_Part):
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.numbers = self.key_tiles * 2 * ROWS
-        shape = self.per_tile, self.tiles + self.key_tiles - 1, 2 * ROWS
+        self.of_tile = ROWS + self.rows
+        self.numbers = self.key_tiles * self.of_tile
+        shape = self.per_tile, (self.tiles - 1) * self.apart + self.key_tiles, self.of_tile
         self.sums = _zeros(self.call, shape, torch.float64)
 
     def add(self, lines, first):
-        lines = lines.view(-1, self.key_tiles, 2 * ROWS)
+        lines = lines.view(-1, self.key_tiles, self.of_tile)
         for tile, ctas, inside in self.segments(len(lines), first):
-            begin = self.tiles - 1 - tile
+            begin = (self.tiles - 1 - tile) * self.apart
             self.sums[ctas, begin : begin + self.key_tiles] += lines[inside]
 
     def finish(self):
-        sums = self.sums.view(self.call.batch, self.heads, -1, 2 * ROWS)
+        sums = self.sums.view(self.call.batch, self.heads, -1, self.of_tile)
         sequence, head = self.axes(1, 1)
         if not self.is_of_sequence:
             sums, sequence = sums.sum(0, keepdim=True), sequence[:1]
         tiles, numbers = (torch.arange(n, device=sums.device) for n in sums.shape[2:])
-        distance = (tiles[:, None] - (self.tiles - 1)) * ROWS + numbers - (ROWS - 1)
+        tiles = tiles[:, None] * self.rows - (self.tiles - 1) * ROWS
+        distance = tiles + numbers - (ROWS - 1)
         self.put(sums, sequence, head, torch.zeros_like(distance), distance)
 
 
@@ -193,7 +199,7 @@ class _Scores(_Part):
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.numbers = self.key_tiles * ROWS * ROWS
+        self.numbers = self.key_tiles * self.rows * ROWS
 
     def add(self, lines, first):
         lines = lines.view(len(lines), ROWS, -1)

@@ -30,7 +30,7 @@ from cute_fa4.operands import BLOCKS, NAMES
 from cute_fa4.operators import batching, sharding
 from cute_fa4.operators.registration import after_autograd, arguments_of, defined
 from cute_fa4.operators.spelling import function_of, mask_of
-from cute_fa4.sm100.backward.config import MOST_DEPTH, NARROW
+from cute_fa4.sm100.backward.config import MOST_DEPTH
 
 _ARGUMENTS = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, *, Tensor? dlse=None, "
@@ -129,14 +129,12 @@ def _reason(call: dict) -> str | None:
 
 def _too_deep(call: dict) -> str | None:
     """Why there is no derivative for the head dims of a call."""
-    of_aux = any(x.requires_grad for x in call.get("aux_tensors") or ())
-    what, beside = (
-        ("of aux_tensors for", " beside gradients of aux_tensors") if of_aux else ("for", "")
-    )
-    for name, narrow in zip(("q", "v"), NARROW, strict=True):
-        depth, most = call[name].shape[-1], narrow if of_aux else MOST_DEPTH
-        if depth > most:
-            return f"{what} head_dim {depth} of {name}; accepted head dims of {name}{beside}: up to {most}"
+    for name in ("q", "v"):
+        depth = call[name].shape[-1]
+        if depth > MOST_DEPTH:
+            return (
+                f"for head_dim {depth} of {name}; accepted head dims of {name}: up to {MOST_DEPTH}"
+            )
     return None
 
 

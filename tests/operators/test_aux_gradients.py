@@ -52,10 +52,11 @@ def wanting(aux):
     return [x.clone().requires_grad_(x.is_floating_point()) for x in aux]
 
 
+@pytest.mark.parametrize("depth", (64, 256))
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_a_function_reads_has_the_gradient_of_float64(name):
+def test_what_a_function_reads_has_the_gradient_of_float64(name, depth):
     function, aux = FUNCTIONS[name]
-    *tensors, dout = qkv(2, ROWS)
+    *tensors, dout = qkv(2, ROWS, depth=depth)
     given = wanting(aux)
     out = flash_attn_func(*tensors, score_mod=function, aux_tensors=given, causal=True)
     *of_qkv, found = torch.autograd.grad(out, [*tensors, given[0]], dout)

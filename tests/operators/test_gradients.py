@@ -295,14 +295,6 @@ def test_no_rows_and_no_keys_have_gradients_of_zero():
             "with score_mod .*, which handles values of the compiler",
         ),
         (dict(depth=272), "for head_dim 272 of q; accepted head dims of q: up to 256"),
-        (
-            dict(
-                depth=136,
-                score_mod=bent,
-                aux_tensors=[torch.ones(4, requires_grad=True)],
-            ),
-            "of aux_tensors for head_dim 136 of v; .* beside gradients of aux_tensors: up to 128",
-        ),
     ],
 )
 def test_what_has_no_derivative_is_refused_by_name(options, text):

@@ -52,8 +52,8 @@ MOST_DEPTH = 256
 # Head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores.
 NARROW = 192, 128
 # Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are.
-RINGS = (3, 2), (2, 2), (2, 1)
-SPAN = 96  # distances of a warp's 32 rows and 64 columns, padded
+RINGS = (3, 2), (2, 2), (2, 1), (1, 1)
+LANES = 32  # rows of a warp
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 
 
@@ -110,6 +110,16 @@ class Owner:
     def p_columns(self) -> int:
         """Tensor-memory columns of the values of P or dS that a warpgroup writes."""
         return self.columns // 2
+
+    @property
+    def distances(self) -> int:
+        """Of the scores of a tile, how many differ, padded."""
+        return ROWS + self.other_rows
+
+    @property
+    def span(self) -> int:
+        """Of the scores of a warp, the same."""
+        return LANES + self.columns
 
     @property
     def own_tiles(self) -> tuple[KMajorTile, ...]:
@@ -214,7 +224,7 @@ class Owner:
             own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
             ring=ring,
             stats=slots[0] * STATS * F32_BYTES * self.owns_keys,
-            distances=2 * self.tables * len(COMPUTE) * SPAN * F32_BYTES,
+            distances=2 * self.tables * len(COMPUTE) * self.span * F32_BYTES,
             mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,
         )
@@ -270,10 +280,13 @@ class BackwardConfig:
             why.append(
                 f"listed=True with mask={self.mask!r}: lists take the place of a mask: use Full()"
             )
-        if self.wanted and self.owner("scores").is_wide:
+        scores = self.owner("scores")
+        if self.wanted and scores.smem.nbytes > SMEM_CAPACITY_BYTES:
             why.append(
-                f"wanted={self.wanted} with depth={self.depth} and depth_v={self.depth_v}: use up to {NARROW[0]} and "
-                f"{NARROW[1]}"
+                f"wanted={self.wanted}: score_mod reads {scores.tables} elements of them by distance, whose sums take "
+                f"{scores.smem.distances.nbytes} bytes of the {SMEM_CAPACITY_BYTES} of shared memory, beside "
+                f"{scores.smem.own.nbytes + scores.smem.ring.nbytes} for the tiles of head dims {self.depth} and "
+                f"{self.depth_v}: ask for fewer of them at a time"
             )
         if self.score_mod is not None and self.score_mod.without_slope:
             why.append(

@@ -130,10 +130,10 @@ class Given:
     def sizes(self) -> Sizes:
         return self.rest[1]
 
-    def operands(self, cfg, owner, rows: int) -> tuple:
+    def operands(self, cfg, owner, rows_q: int, rows_k: int) -> tuple:
         """-> (of q and do, of k and v), in tiles of so many rows."""
-        pairs = self.q_and_do, self.k_and_v
-        return tuple(operands.load_operands(cfg, owner.depths, pair, rows) for pair in pairs)
+        pairs = (self.q_and_do, rows_q), (self.k_and_v, rows_k)
+        return tuple(operands.load_operands(cfg, owner.depths, *pair) for pair in pairs)
 
     def arguments(self, cfg, owner, loaded: tuple, results: tuple) -> OwnerArgs:
         """loaded: operands of the owner's side, and of the other."""
@@ -207,10 +207,11 @@ class BackwardKernel:
         cfg, sizes = self.cfg, given.sizes
         dq, dk, dv = written
         queries = cfg.owner("queries")
-        q_and_do, k_and_v = given.operands(cfg, queries, ROWS)
+        q_and_do, k_and_v = given.operands(cfg, queries, ROWS, ROWS)
         other_q, other_k = q_and_do, k_and_v
         if queries.is_wide:
-            other_q, other_k = given.operands(cfg, queries, queries.other_rows)
+            rows = queries.other_rows
+            other_q, other_k = given.operands(cfg, queries, rows, rows)
         results = (operands.store_operand(cfg, dq),)
         args = given.arguments(cfg, queries, (q_and_do, other_k), results)
         self.launch(self.dq, "dq", queries, args, sizes.tiles_of_queries, stream)
@@ -316,7 +317,7 @@ class AuxKernel(BackwardKernel):
         """
         lines, first = written
         owner = self.cfg.owner("scores")
-        both = given.operands(self.cfg, owner, ROWS)
+        both = given.operands(self.cfg, owner, ROWS, owner.other_rows)
         args = replace(given.arguments(self.cfg, owner, both, ()), lines=lines, first=first)
         self.launch(self.daux, "daux", owner, args, lines[0].shape[0], stream)
 

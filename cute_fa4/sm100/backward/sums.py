@@ -5,12 +5,13 @@ adds up the lines in a fixed order, so the same inputs give the same bits (calls
 
     which scores share an element   a CTA's line                       sums in the kernel
     "rows"                          2 halves of columns x 128 rows     of a row over all of its columns
-    "distances"                     key tiles x 256                    of a tile over scores of equal column - row
+    "distances"                     key tiles x (128 + their rows)     of a tile over scores of equal column - row
     "scores"                        128 rows x columns                 none
 
-Number 127 + column - row of the 256 has one distance; the last number is 0. A warp has 32 rows and 64 columns, and
-its sums over distances take one shuffle for each column: a lane receives the sum of the lane before it, which has the
-row before and the column before, and adds its own number. The last lane's sum is complete.
+Number 127 + column - row of a tile has one distance; the last number is 0. Key tiles have 128 rows, or 64 where head
+dims are wide. A warp has 32 rows and half of the columns. Its sums over distances take one shuffle for each column: a
+lane receives the sum of the lane before it, which has the row before and the column before, and adds its own number.
+The last lane's sum is complete.
 
     lane, column    0,0     0,1     0,2 ...
                        \\       \\
@@ -31,13 +32,11 @@ from ..traced.shared import ROWS as OF_ROWS
 from . import products, weights
 from .barriers import COMPUTE, COMPUTE_THREADS
 from .compute import BATCH
-from .config import GRANULE, ROWS, SPAN
+from .config import LANES, ROWS
 from .operands import OwnerArgs, first_slots, next_slots
 from .work import Place, Work, bands_of, moved
 
 WRITTEN = 5  # named barrier of the compute warps: the sums of all warps are in shared memory
-LANES = 32
-NUMBERS = 2 * ROWS  # of a tile's distances
 
 
 @cute.jit
@@ -54,7 +53,7 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
     for number, (*_, shared) in enumerate(cfg.summed):
         if cutlass.const_expr(shared == OF_ROWS):
             line = line_of(args, number)
-            line[thread.column // GRANULE * ROWS + thread.row] = of_rows[number]
+            line[thread.column // owner.columns * ROWS + thread.row] = of_rows[number]
 
 
 def line_of(args: OwnerArgs, number: int) -> cute.Tensor:
@@ -98,33 +97,34 @@ def tile(
             if shared == OF_ROWS:
                 of_rows[number] = of_rows[number] + total(numbers[number])
             elif shared == DISTANCES:
-                first = warp_sums(cfg, cta, thread, number, n)
+                first = warp_sums(cfg, owner, cta, thread, (number, n))
                 ahead[number] = add_distances(first, column, numbers[number], ahead[number], thread)
             else:
-                store_scores(line_of(args, number), numbers[number], thread, place, column)
+                line = line_of(args, number)
+                store_scores(owner, line, numbers[number], thread, place, column)
     tensor_memory.fence_before()
     cta.ds_ready.arrive(0)
     if cutlass.const_expr(owner.tables):
         for number, (*_, shared) in enumerate(cfg.summed):
             if cutlass.const_expr(shared == DISTANCES):
-                warp_sums(cfg, cta, thread, number, n)[GRANULE + LANES - 2 - thread.row % LANES] = (
-                    ahead[number]
-                )
+                last = owner.columns + LANES - 2 - thread.row % LANES
+                warp_sums(cfg, owner, cta, thread, (number, n))[last] = ahead[number]
         cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=COMPUTE_THREADS)
         for number, (*_, shared) in enumerate(cfg.summed):
             if cutlass.const_expr(shared == DISTANCES):
-                store_distances(cfg, cta, line_of(args, number), thread, (number, n, place))
+                at_turn = number, n, place
+                store_distances(cfg, owner, cta, line_of(args, number), thread, at_turn)
 
 
 def batches(cfg, owner, args: OwnerArgs, thread, work: Work, place: Place):
     """Yield (first column, dF of BATCH columns for each element), without what masks or the end of queries hide."""
-    first = place.tile * ROWS + thread.column
+    first = place.tile * owner.other_rows + thread.column
     ends = bands_of(cfg, owner, args.sizes, work.sequence, work.row + thread.row)
     bands = [(moved(lo, -first), moved(hi, -first)) for lo, hi in ends]
     exists = work.row + thread.row < work.sequence.length_q
     s, dp = thread.lanes + owner.s_column, thread.lanes + owner.dp_column
     full = cfg.listed and place.is_full
-    for column, (scores, of_dp) in tensor_memory.load_pairs(s, dp, GRANULE, BATCH):
+    for column, (scores, of_dp) in tensor_memory.load_pairs(s, dp, owner.columns, BATCH):
         columns = [first + column + i for i in range(BATCH)]
         places = weights.places(cfg, owner, args, work, place, thread.row, columns)
         word = select_(exists, visibility.visibility(bands, column), Int32(0))
@@ -147,17 +147,20 @@ def table_of(cfg, number: int) -> int:
     return sum(shared == DISTANCES for *_, shared in cfg.summed[:number])
 
 
-def warp_sums(cfg, cta, thread, number: int, n) -> cute.Tensor:
-    """The warp's sums in shared memory: number s is of distance s - 31, counted from its first row and column."""
-    warp = thread.row // LANES + thread.column // GRANULE * (len(COMPUTE) // 2)
-    at = cta.distances.iterator + buffer_of(cfg, number, n) + warp * SPAN
-    return cute.make_tensor(at, cute.make_layout(SPAN))
+def warp_sums(cfg, owner, cta, thread, at: tuple) -> cute.Tensor:
+    """The warp's sums in shared memory: number s is of distance s - 31, counted from its first row and column.
+
+    at: (number of the element, turn)
+    """
+    warp = thread.row // LANES + thread.column // owner.columns * (len(COMPUTE) // 2)
+    first = cta.distances.iterator + buffer_of(cfg, owner, *at) + warp * owner.span
+    return cute.make_tensor(first, cute.make_layout(owner.span))
 
 
-def buffer_of(cfg, number: int, n):
+def buffer_of(cfg, owner, number: int, n):
     """First number of a turn's sums in shared memory."""
     tables = table_of(cfg, len(cfg.summed))
-    return ((n & 1) * tables + table_of(cfg, number)) * (len(COMPUTE) * SPAN)
+    return ((n & 1) * tables + table_of(cfg, number)) * (len(COMPUTE) * owner.span)
 
 
 @cute.jit
@@ -175,23 +178,34 @@ def add_distances(
 
 
 @cute.jit
-def store_distances(cfg: cutlass.Constexpr, cta, line: cute.Tensor, thread, at: tuple):
+def store_distances(
+    cfg: cutlass.Constexpr,
+    owner: cutlass.Constexpr,
+    cta,
+    line: cute.Tensor,
+    thread,
+    at: tuple,
+):
     """A thread's distance of a tile: the sums of the warps that have it, in their order."""
     number, n, place = at
-    mine = thread.row + thread.column // GRANULE * ROWS
-    value, base = Float32(0.0), buffer_of(cfg, number, n)
+    mine = thread.row + thread.column // owner.columns * ROWS
+    value, base = Float32(0.0), buffer_of(cfg, owner, number, n)
     for warp in cutlass.range_constexpr(len(COMPUTE)):
-        row, column = warp % 4 * LANES, warp // 4 * GRANULE
+        row, column = warp % 4 * LANES, warp // 4 * owner.columns
         inside = mine - (ROWS - 1) - column + row + LANES - 1
-        if inside >= 0 and inside < GRANULE + LANES - 1:
-            value = value + cta.distances[base + warp * SPAN + inside]
-    line[place.tile * NUMBERS + mine] = value
+        if inside >= 0 and inside < owner.columns + LANES - 1:
+            value = value + cta.distances[base + warp * owner.span + inside]
+    to = place.tile * owner.distances + mine
+    if cutlass.const_expr(owner.distances == COMPUTE_THREADS):
+        line[to] = value
+    elif mine < owner.distances:
+        line[to] = value
 
 
-def store_scores(line: cute.Tensor, numbers: list, thread, place: Place, column):
+def store_scores(owner, line: cute.Tensor, numbers: list, thread, place: Place, column):
     """BATCH numbers of a row, of `columns` in all."""
     columns = line.shape[0] // ROWS
-    first = thread.row * columns + place.tile * ROWS + thread.column + column
+    first = thread.row * columns + place.tile * owner.other_rows + thread.column + column
     layout = cute.make_layout(BATCH)
     held = cute.make_rmem_tensor(BATCH, Float32)
     for i, number in enumerate(numbers):

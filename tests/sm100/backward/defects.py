@@ -283,23 +283,25 @@ DEFECTS = {
     "a distance of a batch of columns is lost": Defect("sums", "numbers[number], ahead[number], thread)",
         "numbers[number], Float32(0.0), thread)", "one of each",
     ),
-    "unfinished sums are one distance off": Defect("sums", "GRANULE + LANES - 2", "GRANULE + LANES - 1", "one of each"),
+    "unfinished sums are one distance off": Defect("sums", "columns + LANES - 2", "columns + LANES - 1", "one of each"),
     "the second warpgroup's distances are those of the first": Defect(
-        "sums", "warp // 4 * GRANULE\n        inside", "warp // 8 * GRANULE\n        inside", "one of each",
+        "sums", "warp // 4 * owner.columns\n        inside", "warp // 8 * owner.columns\n        inside",
+        "one of each",
     ),
     "the last distance of a warp is left out": Defect(
-        "sums", "inside < GRANULE + LANES - 1:", "inside < GRANULE + LANES - 2:", "one of each",
+        "sums", "inside < owner.columns + LANES - 1:", "inside < owner.columns + LANES - 2:", "one of each",
     ),
     "the first distance of a warp is left out": Defect("sums", "inside >= 0", "inside >= 1", "one of each"),
-    "distances of the first key tile": Defect("sums", "line[place.tile * NUMBERS + mine]", "line[mine]", "one of each"),
+    "distances of the first key tile": Defect("sums", "place.tile * owner.distances + mine", "mine", "one of each"),
     "sums over rows of the last tile": Defect(
         "sums", "of_rows[number] + total(numbers[number])", "total(numbers[number])", "one of each",
     ),
     "both halves of a row in one place": Defect(
-        "sums", "line[thread.column // GRANULE * ROWS + thread.row]", "line[thread.row]", "rows",
+        "sums", "line[thread.column // owner.columns * ROWS + thread.row]", "line[thread.row]", "rows",
     ),
     "scores of the first key tile": Defect(
-        "sums", "place.tile * ROWS + thread.column + column\n    layout", "thread.column + column\n    layout",
+        "sums", "place.tile * owner.other_rows + thread.column + column\n    layout",
+        "thread.column + column\n    layout",
         "one of each",
     ),
     "queries beyond the end count": Defect(

@@ -11,12 +11,12 @@ def exact_and_allowed(tensors, function, aux, visible=None, dlse=None) -> tuple[
     The kernel's delta is of an out that is rounded to 16 bits: twice the error that this alone makes, the rounding of
     the result, and 4e-6 of the absolute sum for float32 and the hardware's exponential.
 
-    tensors: q, k, v and the gradient of out, dense; function: function(scores, aux) of all scores; softmax scale 1/8
+    tensors: q, k, v and the gradient of out, dense; function: function(scores, aux) of all scores
     """
     q, k, v, dout = (x.detach().double().transpose(1, 2) for x in tensors)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     wanted = [x.detach().double().requires_grad_(x.is_floating_point()) for x in aux]
-    value = function(q @ k.transpose(2, 3) / 8, wanted)
+    value = function(q @ k.transpose(2, 3) * q.shape[-1] ** -0.5, wanted)
     hidden = value.detach()
     if visible is not None:
         hidden = hidden.masked_fill(~visible, -torch.inf)

@@ -67,6 +67,7 @@ RAGGED = {
     "packed, float32": dict(padding=0, hidden=0, sums=1.0),
     "used, widest": dict(padding=7, hidden=11, depths=(256, 256)),
 }
+SUMS_WIDEST = {f"{name}, widest": name for name in SUMS}
 LENGTHS = ((100, 90), (140, 130), (30, 270))  # rows of a tile are rows of the next sequence, too
 
 
@@ -90,6 +91,8 @@ def given(name) -> tuple:
 def is_right(name) -> bool:
     if name in CASES:
         return of_functions(name)
+    if name in SUMS_WIDEST:
+        return sums_are_right(SUMS_WIDEST[name], (256, 256))
     if name in SUMS:
         return sums_are_right(name)
     if name in LISTS:
@@ -186,4 +189,4 @@ def test_every_text_is_there_once():
     """Also of the defects that this commit does not plant."""
     for name, defect in DEFECTS.items():
         assert defect.damaged(), name
-        assert defect.problem in (*PROBLEMS, *RAGGED, *CASES, *SUMS, *LISTS), name
+        assert defect.problem in (*PROBLEMS, *RAGGED, *CASES, *SUMS, *SUMS_WIDEST, *LISTS), name

@@ -269,10 +269,6 @@ def tensors_of(call: Listed) -> tuple:
     return call.q, call.k, call.v, dout
 
 
-TENSORS = tensors_of(PLANTED)
-DOUT = TENSORS[-1]
-
-
 def scores_of(call: Listed = PLANTED, **more) -> dict:
     """Fields of Scores."""
     lists = Lists.of_operator(call.lists()._asdict())
@@ -286,23 +282,24 @@ def right_gradients(call: Listed = PLANTED) -> bool:
     return are_within(found, exact, allowed)
 
 
-def right_sums(function) -> bool:
+def right_sums(function, call: Listed = PLANTED) -> bool:
     """Gradients of BIAS, which the function reads."""
-    visible, scored = PLANTED.visible(), of_all(function)
-    of = attended(*TENSORS[:3], score_mod=lambda s: scored(s, [BIAS.double()]), visible=visible)
-    scores = Scores(0.125, **scores_of(score_mod=ScoreMod.of(function), aux=(BIAS,)))
-    found = gradients_of_aux(of, DOUT, None, scores, (0,))
-    exact, allowed = exact_and_allowed(TENSORS, scored, (BIAS,), visible)
+    tensors, visible, scored = tensors_of(call), call.visible(), of_all(function)
+    of = attended(*tensors[:3], score_mod=lambda s: scored(s, [BIAS.double()]), visible=visible)
+    more = scores_of(call, score_mod=ScoreMod.of(function), aux=(BIAS,))
+    scores = Scores(call.q.shape[-1] ** -0.5, **more)
+    found = gradients_of_aux(of, tensors[-1], None, scores, (0,))
+    exact, allowed = exact_and_allowed(tensors, scored, (BIAS,), visible)
     return are_within(found, exact, allowed) and bool(exact[0].abs().max() > 0.1)
 
 
 CASES = {
     "lists": right_gradients,
-    "lists, widest": partial(right_gradients, WIDEST),
     "lists, sums of rows": partial(right_sums, of_rows),
     "lists, sums of distances": partial(right_sums, of_distances),
     "lists, scores": partial(right_sums, of_keys),
 }
+CASES |= {f"{name}, widest": partial(CASES[name], WIDEST) for name in list(CASES)}
 
 
 @pytest.mark.parametrize("name", CASES)

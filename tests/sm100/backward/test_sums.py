@@ -4,6 +4,8 @@ Problem, heads and schedules as in test_functions.py: tiles of both sides are ra
 of two heads are four CTAs, 200 keys two tiles: memory for the lines of one CTA makes four launches, otherwise one.
 """
 
+from dataclasses import replace
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -15,10 +17,13 @@ from cute_fa4.calls.aux_gradients import gradients_of_aux
 from cute_fa4.calls.backward import Scores
 from cute_fa4.reference import attention_of_functions_float64
 from cute_fa4.score_mods import additive_bias, composed, relative_logits, soft_cap
+from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.sm100.backward.exact_sums import are_within, exact_and_allowed
 from tests.sm100.backward.problems import attended
 from tests.sm100.backward.test_functions import HEAD, KEY, POSITION, PROBLEM, QUERY, every_third
+from tests.suite import turns
 
 
 def numbers(*shape, seed=5, dtype=torch.float32):
@@ -96,10 +101,15 @@ CASES["four launches"] = CASES["one of each"]
 DLSE = numbers(1, 2, 140, seed=1)
 
 
-def exact(name) -> tuple[list, list]:
+# Tiles of keys have 128 rows at the first two, and 64 at the others, with one slot for each where distances are summed.
+DEPTHS = (64, 64), (192, 128), (256, 256), (200, 40), (40, 200)
+
+
+def exact(name, depths=DEPTHS[0]) -> tuple[list, list]:
     """Exact gradients, and allowed errors."""
     _, function, aux, (_, visible) = CASES[name]
-    return exact_and_allowed(PROBLEM.tensors(), of_all(function), aux, visible, DLSE)
+    tensors = replace(PROBLEM, depths=depths).tensors()
+    return exact_and_allowed(tensors, of_all(function), aux, visible, DLSE)
 
 
 def of_all(function):
@@ -107,33 +117,58 @@ def of_all(function):
     return lambda s, aux: function(s, 0, HEAD, QUERY, KEY, Aux(aux))
 
 
-def found(name) -> list:
+def found(name, depths=DEPTHS[0]) -> list:
     mod, function, aux, (hides, visible) = CASES[name]
-    *qkv, dout = PROBLEM.tensors()
+    *qkv, dout = replace(PROBLEM, depths=depths).tensors()
     in_float64 = [x.double() for x in aux]
     of = attended(*qkv, score_mod=lambda s: of_all(function)(s, in_float64), visible=visible)
-    scores = Scores(0.125, score_mod=mod, aux=aux)._replace(**hides)
+    scores = Scores(depths[0] ** -0.5, score_mod=mod, aux=aux)._replace(**hides)
     lines = 1 if name == "four launches" else aux_gradients.LINES
     with patch.object(aux_gradients, "LINES", lines):
         return gradients_of_aux(of, dout, DLSE, scores, tuple(range(len(aux))))
 
 
-def is_right(name) -> bool:
-    return are_within(found(name), *exact(name))
+def is_right(name, depths=DEPTHS[0]) -> bool:
+    return are_within(found(name, depths), *exact(name, depths))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_float64_within_their_roundings(name):
-    assert is_right(name)
+@pytest.mark.parametrize("name, depths", turns.by_turns(product(CASES, DEPTHS)))
+def test_gradients_are_those_of_float64_within_their_roundings(name, depths):
+    assert is_right(name, depths)
 
 
-def test_no_schedule_and_no_number_of_launches_changes_a_bit():
-    first = found("one of each")
+@pytest.mark.parametrize("depths", [DEPTHS[0], (256, 256)])
+def test_no_schedule_and_no_number_of_launches_changes_a_bit(depths):
+    first = found("one of each", depths)
     with emulator.use(mode="hostile", seed=3):
-        again = found("one of each")
-    apart = found("four launches")
+        again = found("one of each", depths)
+    apart = found("four launches", depths)
     for a, b, c in zip(first, again, apart, strict=True):
         assert a.equal(b) and a.equal(c)
+
+
+@pytest.mark.parametrize("depths", DEPTHS)
+def test_as_many_distances_are_summed_at_a_time_as_shared_memory_holds(depths):
+    """One more is refused, with the remedy; tables are named by the tensors that have them."""
+
+    def config(count):
+        def of_tables(score, batch, head, q_idx, kv_idx, aux):
+            return sum((aux[i][q_idx - kv_idx + 200] for i in range(count)), score)
+
+        wanted, aux = tuple(range(count)), (("f32", 1),) * count
+        mod = ScoreMod.of(of_tables)
+        return BackwardConfig("bf16", *depths, score_mod=mod, aux=aux, wanted=wanted)
+
+    most = next(n for n in range(1, 99) if config(n + 1).refusals())
+    assert most >= 8 and not config(most).refusals()
+    (why,) = config(most + 1).refusals()
+    assert f"score_mod reads {most + 1} elements of them by distance" in why and "fewer" in why
+    owner = config(most).owner("scores")
+    assert (
+        owner.smem.nbytes
+        <= SMEM_CAPACITY_BYTES
+        < owner.smem.nbytes + owner.smem.distances.nbytes // most
+    )
 
 
 def test_the_oracle_is_the_derivative():

@@ -44,6 +44,24 @@ WIDE = {
     "the first half of a block twice": Defect(
         "listed", "tile_of(whole) + number % 2", "tile_of(whole)", "lists, widest",
     ),
+    "sums of tiles of 128": Defect(
+        "sums", "first = place.tile * owner.other_rows", "first = place.tile * ROWS", "one of each, widest",
+    ),
+    "sums of a warp over 64 columns": Defect(
+        "sums", "load_pairs(s, dp, owner.columns", "load_pairs(s, dp, 64", "rows, widest",
+    ),
+    "both halves of a row of 64 in one place": Defect(
+        "sums", "// owner.columns * ROWS + thread.row]", "// 64 * ROWS + thread.row]", "rows, widest",
+    ),
+    "distances of tiles of 64 lie 256 apart": Defect(
+        "sums", "place.tile * owner.distances", "place.tile * 256", "one of each, widest",
+    ),
+    "threads without a distance write": Defect(
+        "sums", "elif mine < owner.distances:", "elif mine >= 0:", "one of each, widest",
+    ),
+    "keys of sums are loaded in tiles of 128": Defect(
+        "kernel", "ROWS, owner.other_rows)", "ROWS, ROWS)", "rows, widest",
+    ),
     "half of the entries": Defect(
         "listed", "HalvedList(count * 2, entries)", "HalvedList(count, entries)", "lists, widest",
     ),

@@ -12,6 +12,7 @@ import torch
 from cute_fa4 import masks
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.tracing import refuse_untraceable
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Options
 from cute_fa4.compiler import policy
@@ -72,7 +73,7 @@ def context_parallel_attention(
 
     Returns out, or (out, lse), for the rows of q; lse is (batch, heads_q, rows) or (heads_q, rows).
 
-    q, k, v and learnable_sink have gradients in bf16 and fp16, at head dims up to 128 (docs/distributed.md). Every
+    q, k, v and learnable_sink have gradients in bf16 and fp16, at head dims up to 256 (docs/distributed.md). Every
     rank must go backward through the same calls in the same order, also a rank whose loss does not depend on out: add
     0 * out.sum() to it. The gradient of learnable_sink is that of this rank's rows, as for every parameter that each
     rank has a copy of: the ranks' gradients add up to that of the sum of their losses, and the mean that
@@ -80,7 +81,7 @@ def context_parallel_attention(
 
     Every rank of the group makes the same call. Raises on every rank: the errors of flash_attn_func, RankError if
     another rank refused or ranks disagree, GroupError if a rank has exited; NotImplementedError for gradients that are
-    not supported.
+    not supported, and inside of transforms of torch.func.
     """
     ranks = ranks_of(group)
     if autocast.is_any_enabled():
@@ -90,6 +91,9 @@ def context_parallel_attention(
     def checked() -> dict:
         refuse_invariance("context_parallel_attention", batch_invariant)
         tensors = {"q": q, "k": k, "v": v}
+        refuse_untraceable(
+            "context_parallel_attention", tensors | {"learnable_sink": learnable_sink}
+        )
         for name, tensor in tensors.items():
             check_is_tensor(name, tensor)
         choices = _Choices(layout, order, check, stages, return_lse)

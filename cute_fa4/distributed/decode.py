@@ -31,6 +31,7 @@ import torch
 
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_one_device, check_rank
+from cute_fa4.calls.operands.tracing import refuse_untraceable
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Options
 from cute_fa4.distributed import transport
@@ -136,6 +137,7 @@ def decode_attention(
     def checked() -> dict:
         refuse_invariance("decode_attention", batch_invariant)
         given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+        refuse_untraceable("decode_attention", given | {"learnable_sink": learnable_sink})
         for name, tensor in given.items():
             check_is_tensor(name, tensor)
         _check_choices(q, heads, wire_dtype, check, return_lse, cu_seqlens_q, cache_seqlens)

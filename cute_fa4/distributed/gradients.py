@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from cute_fa4.calls.operands.tracing import is_transformed
 from cute_fa4.distributed import backward
 from cute_fa4.distributed.backends import Queries
 from cute_fa4.distributed.groups import Ranks, agree
@@ -36,9 +35,7 @@ def check(backend, q, k, v, sink) -> None:
     needed = "check_gradients", "add_gradients"
     missing = [n for n in needed if not callable(getattr(backend, n, None))]
     why = ""
-    if is_transformed():
-        why = "inside of a transform of torch.func; accepted: torch.autograd.grad, Tensor.backward"
-    elif missing:
+    if missing:
         why = (
             f"with backend={type(backend).__name__}, which has no {missing[0]}; accepted: 'cute_fa4', 'sdpa', or an "
             f"object with {' and '.join(needed)}"

@@ -17,6 +17,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from cute_fa4.calls.operands.tracing import (
+    is_recorded_by_fx,
+    is_transformed,
+    outside_of_transforms,
+)
 from cute_fa4.distributed.errors import GroupError, RankError
 
 WORDS_BYTES = 2048
@@ -94,6 +99,12 @@ def agree(
     """
     refusal, words = None, {}
     try:
+        if is_transformed() or is_recorded_by_fx():
+            raise NotImplementedError(
+                f"{function}: called inside of make_fx or a transform of torch.func (grad, vjp, vmap, functionalize), "
+                "which do not see the messages between the ranks; accepted: torch.autograd.grad and Tensor.backward "
+                "in place of grad and vjp, a batch dimension in place of vmap, torch.compile in place of make_fx"
+            )
         words = {"function": function, **checked()}
     except Exception as error:  # any error, because the others must not wait for this rank
         refusal = error
@@ -139,9 +150,9 @@ def _exchanged(ranks: Ranks, words: str, device: torch.device) -> list[dict]:
     if len(data) > WORDS_BYTES:  # only a refusal is that long
         refused = json.loads(words).get("refused", words)[: WORDS_BYTES // 4]
         data = json.dumps({"refused": refused}).encode()
-    mine = torch.frombuffer(bytearray(data.ljust(WORDS_BYTES)), dtype=torch.uint8).to(device)
-    every = torch.empty(ranks.size * WORDS_BYTES, dtype=torch.uint8, device=device)
-    with ranks.sending("the words of the ranks"):
+    with outside_of_transforms(), ranks.sending("the words of the ranks"):
+        mine = torch.frombuffer(bytearray(data.ljust(WORDS_BYTES)), dtype=torch.uint8).to(device)
+        every = torch.empty(ranks.size * WORDS_BYTES, dtype=torch.uint8, device=device)
         dist.all_gather_into_tensor(every, mine, group=ranks.group)
         found = bytes(every.cpu().numpy())
     return [json.loads(found[r * WORDS_BYTES : (r + 1) * WORDS_BYTES]) for r in range(ranks.size)]

@@ -8,6 +8,8 @@ from dataclasses import replace
 from unittest import mock
 
 import torch
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_fa4.distributed import (
     backends,
@@ -115,6 +117,43 @@ def crossed(rank: int, group, shape):
     made = [wanting(rank, group, arguments) for _ in range(2)]
     out, wants = made[rank]
     torch.autograd.grad(out.sum(), wants)
+
+
+def transformed(rank: int, group, name: str, transform: str):
+    """A call of rank 1 inside of a transform, and of rank 0 without."""
+    q, k, v = (x.float() for x in tensors(0, *[(1, 16, 2, 64)] * 2, torch.bfloat16))
+    lengths = torch.tensor([16], dtype=torch.int32)
+    functions = {
+        "context_parallel_attention": lambda x: context_parallel_attention(
+            x, k, v, group=group, backend="sdpa"
+        ),
+        "decode_attention": lambda x: decode_attention(
+            x, k, v, lengths, group=group, heads="all", interleave=16, backend="sdpa"
+        ),
+    }
+    function = functions[name]
+    TRANSFORMS[transform if rank else "none"](function, q)
+
+
+def _dual(function, x):
+    with forward_ad.dual_level():
+        return function(forward_ad.make_dual(x, x))
+
+
+TRANSFORMS = {
+    "none": lambda function, x: function(x),
+    "grad": lambda function, x: torch.func.grad(lambda y: function(y).sum())(x),
+    "vjp": lambda function, x: torch.func.vjp(function, x),
+    "vmap": lambda function, x: torch.vmap(function)(x[None]),
+    "grad of vmap": lambda function, x: torch.func.grad(
+        lambda y: torch.vmap(function)(y[None]).sum()
+    )(x),
+    "functionalize": lambda function, x: torch.func.functionalize(function)(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x,)),
+    "dual numbers": _dual,
+    "make_fx": lambda function, x: make_fx(function)(x),
+    "jit.trace": lambda function, x: torch.jit.trace(function, x),
+}
 
 
 def cache_with_gradient(rank: int, group):

@@ -122,6 +122,16 @@ def test_second_derivatives_are_refused(pool):
         assert "create_graph: True" in result.text, result.text
 
 
+@pytest.mark.parametrize("transform", [name for name in cases.TRANSFORMS if name != "none"])
+@pytest.mark.parametrize("name", ["context_parallel_attention", "decode_attention"])
+def test_transforms_are_refused_on_every_rank(pool, name, transform):
+    """Also on the rank that is outside of it, which would otherwise wait for the other."""
+    outside, inside = pool.run(cases.transformed, (name, transform), 2)
+    assert inside.kind == "NotImplementedError" and outside.kind == "RankError", (outside, inside)
+    assert re.search(r"inside of|has a tangent", inside.text), inside.text
+    assert "rank 1 of 2 refused the call: NotImplementedError" in outside.text, outside.text
+
+
 def test_a_cache_on_several_ranks_has_no_gradient(pool):
     for result in pool.run(cases.cache_with_gradient, (), 2):
         assert result.kind == "NotImplementedError", result

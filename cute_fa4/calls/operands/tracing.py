@@ -9,15 +9,21 @@ torch.jit.trace, torch.onnx.export(dynamo=False)        refused: they would reco
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 _Tensor = torch.Tensor
 _active_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_GRAD = torch._C._functorch.TransformType.Grad
+_transforms = _functorch.peek_interpreter_stack
+_GRAD = _functorch.TransformType.Grad
 _recorder = torch._C._get_tracing_state
+_set_recorder = torch._C._set_tracing_state  # type: ignore[attr-defined]
+_PROXIES = torch._C._TorchDispatchModeKey.PROXY
 
 
 def is_traced(q) -> bool:
@@ -37,9 +43,29 @@ def is_transformed() -> bool:
     return _transforms() is not None
 
 
+def is_recorded_by_fx() -> bool:
+    """Whether make_fx, which export and torch's compiler use, records every operator."""
+    return torch._C._get_dispatch_mode(_PROXIES) is not None
+
+
+@contextmanager
+def outside_of_transforms() -> Iterator[None]:
+    """In it, no transform of torch.func and no torch.jit.trace sees tensors: those that a refusal sends to ranks."""
+    levels, recorder = [], _recorder()
+    try:
+        _set_recorder(None)
+        while is_transformed():
+            levels.append(_functorch.pop_dynamic_layer_stack())
+        yield
+    finally:
+        _set_recorder(recorder)
+        while levels:
+            _functorch.push_dynamic_layer_stack(levels.pop())
+
+
 def is_derived() -> bool:
     """Whether grad or vjp of torch.func, or what is made of them, is at work."""
-    return any(level.key() == _GRAD for level in torch._C._functorch.get_interpreter_stack() or ())
+    return any(level.key() == _GRAD for level in _functorch.get_interpreter_stack() or ())
 
 
 def wants_gradient(q, k, v, sink=None, aux=None) -> bool:

@@ -23,10 +23,10 @@ from benchmarks.cycle_model import report, schedules
 from benchmarks.cycle_model.grid import LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs
 from benchmarks.cycle_model.problems import Problem
-from benchmarks.cycle_model.ratios import ratio
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.system.gains import ratio
 
 PUBLISHED_FILE = Path(__file__).with_name("published_block_sparse.json")
 HEADS, DEPTH = 12, 128

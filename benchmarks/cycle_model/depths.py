@@ -14,11 +14,11 @@ from benchmarks.cycle_model import report
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
 from benchmarks.cycle_model.problems import Problem
-from benchmarks.cycle_model.ratios import ratio
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.choose.choose_config import columns_of_v
 from cute_fa4.sm100.choose.rows_of_tiles import is_wide
+from cute_fa4.system.gains import ratio
 
 PUBLISHED_FILE = Path(__file__).with_name("published_latent.json")
 EQUAL = tuple(range(16, 129, 16))  # of Q, K, V and O

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.cycle_model import report
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
-from benchmarks.cycle_model.ratios import ratio
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.system.gains import ratio
 
 PUBLISHED_FILE = Path(__file__).with_name("published_eight_bits.json")
 DEPTH = 128

@@ -21,6 +21,7 @@ from benchmarks.cycle_model.kernels import OURS, Variant
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.system.gains import ratio
 
 KEYS = 8192
 BATCHES = (1, 8, 32, 64, 128)
@@ -37,7 +38,7 @@ def table(what: str, first: str, rows: dict[str, list[float]]) -> str:
     for name, (default, *others) in rows.items():
         cells = [name, f"{default:.1f} us"]
         for us in others:
-            cell = f"{us / default:.2f}"
+            cell = ratio(us / default)
             cells.append(f"**{cell}**" if us / default <= GOALS[what] else cell)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -18,12 +18,12 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_s
 from benchmarks.cycle_model.grid import Curve
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs, traced
 from benchmarks.cycle_model.problems import Problem
-from benchmarks.cycle_model.ratios import ratio
 from benchmarks.cycle_model.workloads import TILES, uses_pairs, workload
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
 from cute_fa4.emulator.model.starts import STARTS
 from cute_fa4.sm100.blueprint import bands
 from cute_fa4.sm100.choose import pays
+from cute_fa4.system.gains import ratio
 
 HEAD_DIMS = (128, 64)
 WINDOW = 1024

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from benchmarks.cycle_model import plots
 from benchmarks.cycle_model.kernels import OURS, THEIRS
-from benchmarks.cycle_model.ratios import ratio
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.system import toml
+from cute_fa4.system.gains import ratio
 
 FILE = Path(__file__).with_name("published_power.toml")
 REFERENCE_GHZ = 1.9

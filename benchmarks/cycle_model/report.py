@@ -17,9 +17,9 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, cta_cycl
 from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
-from benchmarks.cycle_model.ratios import ratio
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.emulator.model.starts import STARTS
+from cute_fa4.system.gains import change, ratio
 
 PUBLISHED_DECODE_FILE = Path(__file__).with_name("published_decode.json")
 HIDDEN = 2048
@@ -218,7 +218,7 @@ def pages_table(found: list[dict]) -> str:
         for maker in (OURS, THEIRS):
             plain = row.get(maker, {}).get("tflops")
             speeds = [other.get(maker, {}).get("tflops") for other in paged]
-            cells += [f"{speed / plain:.3f}" if speed and plain else "-" for speed in speeds]
+            cells += [ratio(speed / plain) if speed and plain else "-" for speed in speeds]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -277,7 +277,7 @@ def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
             found["now"].count(0),
             *us,
         ]
-        cells += [f"{ideal:.0f}", f"{times['now'].us / best.us - 1:.1%}"]
+        cells += [f"{ideal:.0f}", change(times["now"].us / best.us - 1)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

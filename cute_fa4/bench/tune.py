@@ -30,8 +30,8 @@ from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.choices import CHOICES, value_text
 from cute_fa4.sm100.blueprint.tuning import Row, Tuning
+from cute_fa4.system import gains
 
-LEAST_GAIN = 0.02  # of the time: less is never a gain
 ROUNDS = 7
 REST_SECONDS = 0.05  # before a burst
 SUSTAINED_SECONDS = 0.25  # of each candidate in each round
@@ -239,7 +239,7 @@ def gain(base: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 def noise(*samples: tuple[float, ...]) -> float:
     """A share of the time below which samples cannot be told apart: their half quartile ranges, at least LEAST_GAIN."""
-    return max(LEAST_GAIN, sum(map(_spread, samples)))
+    return max(gains.LEAST_GAIN, sum(map(_spread, samples)))
 
 
 def _spread(sample: tuple[float, ...]) -> float:
@@ -300,7 +300,7 @@ def table_of(found: Iterable[Winner], about: dict[str, str]) -> Tuning:
     """The rows of winners. about: who measured, on which device, when."""
     rows: dict[str, list[Row]] = {}
     for winner in found:
-        reason = f"{winner.gain:.1%} less time, sustained: {'; '.join(winner.problems)}"
+        reason = f"{gains.change(-winner.gain)} time, sustained: {'; '.join(winner.problems)}"
         row = Row(winner.row.facts, winner.row.value, {"reason": reason, **about})
         rows.setdefault(winner.choice, []).append(row)
     return Tuning({name: tuple(of_choice) for name, of_choice in rows.items()})

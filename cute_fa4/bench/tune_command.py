@@ -182,13 +182,14 @@ def _maker(problem, device):
 def _line(trial) -> str:
     """The candidates of a trial in one line: sustained and burst times as shares of the base's, and mean power."""
     from cute_fa4.bench import tune
+    from cute_fa4.system import gains
 
     base, cells = trial.times.get(tune.BASE), []
     for text, times in trial.times.items():
         if text == tune.BASE or base is None:
             continue
         shares = [
-            _share(tune.gain(before, after), tune.noise(before, after))
+            gains.change(-tune.gain(before, after), tune.noise(before, after))
             for before, after in ((base.sustained, times.sustained), (base.burst, times.burst))
         ]
         watts = f", {times.watts:.0f} W" if times.watts is not None else ""
@@ -198,18 +199,15 @@ def _line(trial) -> str:
     return f"{trial.choice} = {trial.chosen}: {others}"
 
 
-def _share(gain: float, noise: float) -> str:
-    return "the same" if abs(gain) <= noise else f"{-gain:+.1%}"
-
-
 def _changes(found, base) -> list[str]:
     from cute_fa4.sm100.blueprint import choices
+    from cute_fa4.system import gains
 
     lines = ["what changed against the table before:"] if found else ["nothing changed"]
     for winner in found:
         facts = ", ".join(f"{name} {value}" for name, value in winner.row.facts.items())
         value = choices.value_text(winner.row.value)
-        lines.append(f"    {winner.choice} ({facts}): {value}, {winner.gain:.1%} less time")
+        lines.append(f"    {winner.choice} ({facts}): {value}, {gains.change(-winner.gain)} time")
     return lines
 
 

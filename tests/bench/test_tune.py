@@ -101,8 +101,8 @@ def test_what_wins_is_written_and_then_decides(tmp_path, timed, monkeypatch, cap
     assert (row.facts, row.value, row.about["evidence"]) == ({"calls": "other"}, False, "measured")
     said = capsys.readouterr().out
     assert "claims = true: false -10.0% sustained, -10.0% burst, 100 W" in said
-    assert 'first_reference = "quarter": "tile" the same sustained' in said
-    assert "claims (calls other): false, 10.0% less time" in said
+    assert 'first_reference = "quarter": "tile" as fast sustained' in said
+    assert "claims (calls other): false, -10.0% time" in said
     assert config_for(**CONFIG).schedule.claims
     monkeypatch.setenv(tuning.VARIABLE, str(out))
     assert not config_for(**CONFIG).schedule.claims

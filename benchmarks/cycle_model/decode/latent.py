@@ -9,6 +9,7 @@ from benchmarks.cycle_model.decode.problems import ROWS as OF_ROWS
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.time import ours
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.system.gains import ratio
 
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_latent_decode.json"
 KEYS, PAGE_SIZE = 8192, 32
@@ -66,6 +67,6 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
             f"{mine.set_up_us:.1f}",
             f"{mine.merge_us:.1f}",
         ]
-        cells += [mine.bound, f"{us} ({kernel})" if us else "", f"{us / mine.us:.2f}" if us else ""]
+        cells += [mine.bound, f"{us} ({kernel})" if us else "", ratio(us / mine.us) if us else ""]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.time import CallTime, ours
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.system.gains import ratio
 
 # batch, keys: launches that memory bounds, in the order of their size.
 ROWS = ((8, 4096), (8, 16384), (64, 1024), (64, 4096), (64, 16384))
@@ -45,7 +46,7 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
         cells = [*row, f"{wide:.1f}"]
         for name in WANTED:
             mine = times[name]
-            cells += [f"{mine.us:.1f}", mine.bound, f"{wide / mine.us:.2f}"]
+            cells += [f"{mine.us:.1f}", mine.bound, ratio(wide / mine.us)]
         say((row, times))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*lines, "", goal(found)])

@@ -10,6 +10,7 @@ from benchmarks.cycle_model.decode.check import IN_CLUSTER, Check, Row
 from benchmarks.cycle_model.decode.problems import DecodeProblem, published
 from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.system.gains import ratio
 
 # The goals of the table.
 FASTER_THAN_THEIRS = 1.2
@@ -72,11 +73,11 @@ def table(found: list[TableRow]) -> str:
         cells += [_us(mine.us), f"{mine.tb_s(p):.2f}", mine.parts]
         cells += [_us(mine.set_up_us), _us(mine.merge_us), mine.bound]
         cells += [_us(row.split.us), _us(row.whole.us)]
-        cells += ["", f"{row.over_theirs:.2f}", ""]
+        cells += ["", ratio(row.over_theirs), ""]
         if row.published:
             cells[-3], cells[-1] = (
                 f"{_us(row.published)} ({row.by.removeprefix('FlashInfer ')})",
-                f"{row.over_published:.2f}",
+                ratio(row.over_published),
             )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*lines, "", *_goals(found)])
@@ -114,7 +115,7 @@ def short_table(found: list[TableRow], constants: dict[str, Constant]) -> str:
         least = _us(p.bytes / ceiling * 1e-6)
         binds = BINDS[mine.bound].format(share=mine.reading / ceiling, least=least)
         cells = [p.head_dim, f"{p.heads_q}/{p.heads_kv}", p.seqlen_q, p.batch, _keys(p)]
-        cells += [f"{mine.us - row.published:.1f}" if late else "", f"{row.over_theirs:.2f}"]
+        cells += [f"{mine.us - row.published:.1f}" if late else "", ratio(row.over_theirs)]
         cells += [f"{mine.start_us:.1f}", f"{mine.set_up_us - mine.start_us:.1f}"]
         cells += [_us(mine.stream_us), f"{mine.reading:.1f}", f"{mine.merge_us:.1f}", binds]
         lines.append("| " + " | ".join(map(str, cells)) + " |")

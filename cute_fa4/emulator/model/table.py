@@ -5,13 +5,12 @@ from __future__ import annotations
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.emulator.model.names import PIPES
 from cute_fa4.emulator.model.profile import UNCHANGED, Profile
+from cute_fa4.system import gains
 
 LEAST_SHARE = 0.01
 """Of a turn: what takes less is left out of the text, not of the JSON."""
 MOST_ROWS = 10
 MOST_WHAT_IFS = 12
-LEAST_GAIN = 0.002
-"""Of a CTA: a change that saves less is left out, but for the JSON."""
 
 
 def text(kernels: list[Profile], failed: dict[str, str]) -> str:
@@ -103,9 +102,9 @@ def shown_roles(profile: Profile) -> list:
 
 
 def what_ifs(profile: Profile) -> list[tuple[str, float]]:
-    """Changes that lower the bound, and the bound without a change."""
+    """Changes that lower the bound by gains.LEAST_GAIN of a CTA (the JSON has all), and the bound without a change."""
     unchanged = profile.what_if.get(UNCHANGED, profile.cycles)
-    least = unchanged - LEAST_GAIN * profile.cycles
+    least = unchanged - gains.LEAST_GAIN * profile.cycles
     rows = [(name, cycles) for name, cycles in profile.what_if.items() if cycles < least]
     return [*rows[:MOST_WHAT_IFS], (UNCHANGED, unchanged)]
 
@@ -154,9 +153,11 @@ def comparison(before: list[Profile], after: list[Profile]) -> str:
             f"{short(old.kernel)} -> {short(new.kernel)}",
             f"{'before':>10} {'after':>10} {'':>7}",
         ]
+        times = {name for name, *_ in rows[:2]}
         for name, a, b in shown:
-            change = f"{b / a - 1:+7.1%}" if a else f"{'new':>7}"
-            lines.append(f"{a:10,.0f} {b:10,.0f} {change}  {name}")
+            share = b / a - 1 if a else 0.0
+            change = (gains.change(share) if name in times else f"{share:+.1%}") if a else "new"
+            lines.append(f"{a:10,.0f} {b:10,.0f} {change:>7}  {name}")
         parts.append("\n".join([*lines, f"binds: {old.bound} -> {new.bound}", new.error]))
     return "\n\n".join(parts) or "No kernel to compare."
 

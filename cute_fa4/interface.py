@@ -218,6 +218,7 @@ def flash_attn_func(
     o_scale: torch.Tensor | None = None,
     k_block_scale: torch.Tensor | None = None,
     v_block_scale: torch.Tensor | None = None,
+    v_block_scale_layout: str = "linear",
     q_quantize: str | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -275,6 +276,8 @@ def flash_attn_func(
                   head_dim / 2 bytes a row, two E2M1 numbers each, the even column in the low bits, and these are as
                   they with head_dim / 16, one for each 16 numbers. Stored number * block scale * k_descale, of one
                   number or (batch, heads_kv), is meant. cute_fa4.nvfp4 makes them; head dims of 64 and 128
+    v_block_scale_layout  "linear", or "interleaved4": v_block_scale in the order that kernels of TensorRT-LLM read
+                  (docs/serving/four_bits.md), of dense k and v or pages of multiples of 4 rows; k_block_scale is linear
     q_quantize    for q of 16 bits over k and v of float8. "never": q stays unchanged, with the error of 16 bits;
                   scales per token: head dims up to 128, no k_rope. "auto": all of q is quantised where a key/value head
                   has more than 32 rows (queries of the longest sequence times the heads of a group), beyond 128 columns
@@ -351,6 +354,7 @@ def flash_attn_varlen_func(
     o_scale: torch.Tensor | None = None,
     k_block_scale: torch.Tensor | None = None,
     v_block_scale: torch.Tensor | None = None,
+    v_block_scale_layout: str = "linear",
     q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
@@ -438,6 +442,7 @@ def flash_attn_with_kvcache(
     o_scale: torch.Tensor | None = None,
     k_block_scale: torch.Tensor | None = None,
     v_block_scale: torch.Tensor | None = None,
+    v_block_scale_layout: str = "linear",
     q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,

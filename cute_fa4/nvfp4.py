@@ -2,6 +2,7 @@
 
     codes, scales, factor = nvfp4.quantize(k)       k (..., head_dim), 16 bits or more
     nvfp4.write(k, codes, scales, slots, factor)    rows (tokens, heads, head_dim) into the pages of a cache, in place
+    nvfp4.interleaved(scales)                       scales of V in the other layout, v_block_scale_layout="interleaved4"
 
     codes     torch.uint8 (..., head_dim / 2)           two values a byte, the even column in the low four bits
     scales    torch.float8_e4m3fn (..., head_dim / 16)  one for each 16 columns
@@ -25,6 +26,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.dtypes import E2M1, E4M3, row_of_torch
+from cute_fa4.layouts import cache_scales
 
 BLOCK = E2M1.block
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, E2M1.largest)
@@ -36,7 +38,6 @@ MIDPOINTS = tuple(
 SIGN = 1 << E2M1.bits - 1
 LARGEST_SCALE = E4M3.largest
 SCALE_OF_SIX = 256.0  # largest scale at / 6 with four_over_six: at / 4 it is 384, an e4m3 number
-TOKENS = 4  # that the interleaved layout of scales mixes
 
 
 def quantize(
@@ -103,6 +104,8 @@ def write(
     slots: torch.Tensor,
     global_scale: torch.Tensor | float = 1.0,
     kv_layout: str = "NHD",
+    scale_layout: str = cache_scales.LINEAR,
+    four_over_six: bool = False,
 ) -> None:
     """Quantize rows into the pages of a cache, in place: what an append writes, for any slots.
 
@@ -110,6 +113,8 @@ def write(
     codes   (num_pages, page_size, heads, head_dim / 2) uint8, with kv_layout="HND" (num_pages, heads, page_size, ...)
     scales  likewise with head_dim / 16, float8_e4m3fn
     slots   (tokens,) integers: page * page_size + row of the page; below 0: the row is not written
+    scale_layout   of scales: "linear", or "interleaved4" (interleaved), for page sizes of multiples of 4
+    four_over_six  as quantize takes it
 
     >>> codes, scales = torch.zeros(3, 4, 1, 8).byte(), torch.zeros(3, 4, 1, 1).to(torch.float8_e4m3fn)
     >>> write(torch.full((1, 1, 16), -3.0), codes, scales, torch.tensor([9]))
@@ -118,6 +123,10 @@ def write(
     """
     if kv_layout not in ("NHD", "HND"):
         raise ValueError(f"kv_layout: {kv_layout!r}; accepted: 'NHD' or 'HND'")
+    if scale_layout not in cache_scales.LAYOUTS:
+        raise ValueError(
+            f"scale_layout: {scale_layout!r}; accepted: {' or '.join(map(repr, cache_scales.LAYOUTS))}"
+        )
     if x.dim() != 3 or tuple(slots.shape) != tuple(x.shape[:1]):
         raise ValueError(
             f"slots: shape {tuple(slots.shape)} with x {tuple(x.shape)}; accepted: (tokens,) and (tokens, heads, "
@@ -125,8 +134,11 @@ def write(
         )
     kept = slots >= 0
     slots = slots[kept].long()
-    new_codes, new_scales, _ = quantize(x[kept], global_scale)
-    for name, into, new in (("codes", codes, new_codes), ("scales", scales, new_scales)):
+    new_codes, new_scales, _ = quantize(x[kept], global_scale, four_over_six)
+    for name, into, new, layout in (
+        ("codes", codes, new_codes, cache_scales.LINEAR),
+        ("scales", scales, new_scales, scale_layout),
+    ):
         rows = into.view(torch.uint8)
         rows = rows.transpose(1, 2) if kv_layout == "HND" else rows
         if rows.dim() != 4 or rows.shape[2:] != new.shape[1:]:
@@ -134,7 +146,13 @@ def write(
                 f"{name}: shape {tuple(into.shape)} with x {tuple(x.shape)}; accepted: pages of rows of "
                 f"{tuple(new.shape[1:])}"
             )
-        rows[slots // rows.shape[1], slots % rows.shape[1]] = new.view(torch.uint8)
+        number = new.shape[-1]
+        if layout != cache_scales.LINEAR:
+            _check_mixes(name, rows.shape[1], number)
+        page, token = (slots // rows.shape[1])[:, None], (slots % rows.shape[1])[:, None]
+        block = torch.arange(number, device=slots.device)
+        row, at = torch.broadcast_tensors(*cache_scales.place(layout, token, block, number))
+        rows[page, row, :, at] = new.view(torch.uint8).transpose(1, 2)
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
@@ -150,19 +168,25 @@ def unpack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def interleaved(scales: torch.Tensor) -> torch.Tensor:
-    """Scales (..., tokens, head_dim / 16) in the layout that TensorRT-LLM's kernels for SM100 have for V.
+    """Linear scales (..., tokens, head_dim / 16) in the layout "interleaved4" (layouts/cache_scales.py), of V.
 
-    Within each four tokens, the 16-column blocks of a quarter of the head lie together, token by token: token t, block
-    s moves to token 4 * (t // 4) + s // (S / 4), block 4 * (s % (S / 4)) + t % 4, for S blocks of a head. FlashInfer
-    and vLLM write V's scales in it for SM100; K's stay linear.
+    Tokens are those of a page, or of a sequence without pages: for pages (num_pages, page_size, heads, head_dim / 16)
+    interleaved(scales.transpose(1, 2)).transpose(1, 2). Scales of K stay linear.
     """
     tokens, blocks = scales.shape[-2:]
-    if tokens % TOKENS or blocks % TOKENS:
-        raise ValueError(
-            f"scales: shape {tuple(scales.shape)}; accepted: (..., tokens, head_dim / {BLOCK}), multiples of {TOKENS}"
-        )
-    split = scales.unflatten(-1, (TOKENS, -1)).unflatten(-3, (-1, TOKENS))
+    _check_mixes("scales", tokens, blocks)
+    mixed = cache_scales.TOKENS
+    split = scales.unflatten(-1, (mixed, -1)).unflatten(-3, (-1, mixed))
     return split.movedim(-3, -1).reshape(scales.shape)
+
+
+def _check_mixes(name: str, tokens: int, blocks: int) -> None:
+    mixed = cache_scales.TOKENS
+    if tokens % mixed or blocks % mixed:
+        raise ValueError(
+            f"{name}: {tokens} tokens of {blocks} scales; accepted for the layout {cache_scales.INTERLEAVED4!r}: "
+            f"multiples of {mixed} tokens of a page or sequence, and of {mixed} scales of a row"
+        )
 
 
 def _global_scale(x: torch.Tensor, given, largest_scale: float) -> torch.Tensor:

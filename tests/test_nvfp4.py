@@ -5,6 +5,7 @@ import torch
 
 from cute_fa4 import nvfp4
 from cute_fa4.emulator.instructions.convert_narrow import E2M1, finite, narrow_pair_of_f32
+from cute_fa4.layouts import cache_scales
 
 CODES = torch.arange(16, dtype=torch.uint8)
 SCALES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
@@ -101,6 +102,31 @@ def test_interleaved_scales_are_where_the_other_kernels_read_them():
             for s in range(blocks):
                 at = (t // 4 * 4 + s // group) * blocks + s % group * 4 + t % 4
                 assert moved[at] == t * blocks + s
+                place = cache_scales.place("interleaved4", t, s, blocks)
+                assert place[0] * blocks + place[1] == at
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("depth", [64, 128, 192, 256])
+def test_write_puts_interleaved_scales_where_linear_ones_are_mixed_to(kv_layout, depth):
+    """Rows of several pages, some not written: the pages are those of a linear write, mixed, and codes are the same."""
+    generator = torch.Generator().manual_seed(depth)
+    x = torch.randn(7, 3, depth, generator=generator)
+    slots = torch.tensor([0, 13, 6, -1, 23, 12, 1])
+
+    def pages(scale_layout):
+        inner = (8, 3) if kv_layout == "NHD" else (3, 8)
+        codes = torch.zeros(3, *inner, depth // 2).byte()
+        scales = torch.zeros(3, *inner, depth // 16).to(torch.float8_e4m3fn)
+        nvfp4.write(x, codes, scales, slots, 0.5, kv_layout, scale_layout)
+        return codes, scales.view(torch.uint8)
+
+    codes, linear = pages("linear")
+    again, mixed = pages("interleaved4")
+    if kv_layout == "NHD":
+        linear, mixed = linear.transpose(1, 2), mixed.transpose(1, 2)
+    assert torch.equal(codes, again) and linear.any() and not torch.equal(linear, mixed)
+    assert torch.equal(mixed, nvfp4.interleaved(linear))
 
 
 def test_refusals():
@@ -125,5 +151,7 @@ def test_refusals():
         ValueError, match=r"scales: shape \(3, 1\); accepted: \(3, 2\), one for each 8 bytes"
     ):
         nvfp4.dequantize(codes, scales[:, :1])
-    with pytest.raises(ValueError, match=r"scales: shape \(3, 2\); accepted: .* multiples of 4"):
+    with pytest.raises(
+        ValueError, match="scales: 3 tokens of 2 scales; accepted .* multiples of 4"
+    ):
         nvfp4.interleaved(scales)

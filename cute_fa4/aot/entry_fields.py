@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cute_fa4.aot.models import CALLS, ON_REQUEST
 from cute_fa4.compiler.policy import BEFORE, QUANTIZE
+from cute_fa4.layouts.cache_scales import LAYOUTS, LINEAR
 from cute_fa4.operands import LENGTHS, NAMES, OPERANDS
 from cute_fa4.sm100.choose.choose_config import FAMILIES
 from cute_fa4.sm100.work.lists.config import MAKES
@@ -26,6 +27,7 @@ class Field:
 
 # Fields that several kinds of entries have.
 _HEAD_DIM = Field("number", "of q and k; required")
+_V_LAYOUT = Field("text", f"of v_block_scale of e2m1: {' or '.join(LAYOUTS)}; default: {LINEAR}")
 _ARCH = Field("text", "sm_100a or sm_103a; default: sm_100a")
 _INVARIANT = "of calls with batch_invariant=True; default: as CUTE_FA4_BATCH_INVARIANT says"
 
@@ -58,6 +60,7 @@ MODEL = {
     "kv_dtype": Field(
         "text", "of caches under 16-bit queries: e4m3, e5m2, e2m1; default: as dtype"
     ),
+    "v_block_scale_layout": _V_LAYOUT,
     "q_quantize": Field(
         "text",
         f"of such queries: {', '.join(QUANTIZE)}, or {BEFORE}: they have kv_dtype already; "
@@ -94,6 +97,7 @@ MODEL = {
 CONFIG = {
     "qkv_dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
     "kv_dtype": Field("text", "of k and v under 16-bit q: e4m3, e5m2 or e2m1; default: as q"),
+    "v_block_scale_layout": _V_LAYOUT,
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),
@@ -180,6 +184,7 @@ APPEND = {
         "text", "of the new rows, bf16 or fp16 for 8 bits and for 4; default: as dtype"
     ),
     "descales": Field("text", "new rows that are divided by scales, of kKvV; default: none"),
+    "v_block_scale_layout": _V_LAYOUT,
     "arch": _ARCH,
 }
 COMBINE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from cute_fa4.aot.model_kernels import kernels
+from cute_fa4.layouts.cache_scales import LINEAR
 
 
 def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
@@ -48,14 +49,22 @@ def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list
     return found
 
 
-def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str) -> list:
-    """The kernels that append new rows to a cache. dtypes: model_dtypes.Dtypes."""
+def appends(
+    dtypes, depths: tuple[int, int], page_sizes: tuple, arch: str, v_layout: str = LINEAR
+) -> list:
+    """The kernels that append new rows to a cache. dtypes: model_dtypes.Dtypes; v_layout: v_block_scale_layout."""
     from cute_fa4.sm100.choose.launches import append_launch
 
-    depths, said = (head_dim, head_dim_v), dtypes.descales
+    fields = {"arch": arch, "v_block_scale_layout": v_layout}
     return [
         append_launch(
-            dtypes.stored, depths, new_dtype, said, packed=packed, page_size=page, arch=arch
+            dtypes.stored,
+            depths,
+            new_dtype,
+            dtypes.descales,
+            packed=packed,
+            page_size=page,
+            **fields,
         )
         for packed in (False, True)
         for page in page_sizes

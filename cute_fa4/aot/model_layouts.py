@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cute_fa4.layouts.cache_scales import LINEAR
+
 
 def masks_of(causal: bool, windows: tuple, chunk: int | None) -> list:
     """The kinds of masks of a model's layers, with what is bound at each call left out."""
@@ -35,7 +37,7 @@ def _layouts(call: str, page_sizes: tuple) -> list[dict]:
     if call == "dense":
         return [{}]
     if call == "packed":
-        return [{"q_layout": "packed", "kv_layout": "packed"}]
+        return [{"q_layout": "packed", "kv_layout": "packed", "v_block_scale_layout": LINEAR}]
     queries = ("packed",) if call == "paged" else ("dense", "packed")
     return [
         {

@@ -30,6 +30,7 @@ from cute_fa4.aot import model_launches
 from cute_fa4.aot.model_dtypes import Dtypes
 from cute_fa4.aot.model_kernels import kernels_of_model
 from cute_fa4.aot.model_layouts import layouts_of, masks_of, ropes_of
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.scales import Scales
 from cute_fa4.system.messages import shown
 
@@ -45,6 +46,7 @@ def configs_for_model(
     head_dim_v: int | None = None,
     dtype: str = "bf16",
     kv_dtype: str | None = None,
+    v_block_scale_layout: str = LINEAR,
     q_quantize: str | None = None,
     descales: str = "qkv",
     o_dtype: str | None = None,
@@ -72,6 +74,7 @@ def configs_for_model(
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
                 None: as dtype
+    v_block_scale_layout  of caches of 4 bits, as the functions take it; packed calls, which have no cache, are linear
     q_quantize  in such calls, as the functions take it; None: calls that leave it open; "before": calls whose q has
                 kv_dtype already, and out dtype; latent and cascade calls, which get no out=, bf16. Over latent caches
                 None is "auto", unless CUTE_FA4_FP8_QUERIES=never here
@@ -128,6 +131,7 @@ def configs_for_model(
         parts = [configs_for_model(**given | each) for each in dtypes.quantised_before(calls)]
         return list(dict.fromkeys(itertools.chain(*parts)))
     policy.check_batch_invariant(batch_invariant)
+    sizes["v_block_scale_layout"] = v_block_scale_layout
     plain = sizes | dtypes.of_problem() | _scores(sink, softcap) | {"arch": arch}
     shared = plain | policy.of_schedules(batch_invariant)
 
@@ -167,7 +171,7 @@ def configs_for_model(
         found += model_launches.indexer(*of_heads, page_sizes, arch)
     if "kvcache" in calls:
         depths = sizes["head_dim"], sizes["head_dim_v"]
-        found += model_launches.appends(dtypes, *depths, page_sizes, arch)
+        found += model_launches.appends(dtypes, depths, page_sizes, arch, v_block_scale_layout)
     return list(dict.fromkeys(found))
 
 

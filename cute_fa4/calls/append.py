@@ -39,6 +39,7 @@ from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
 from cute_fa4.calls.request import Choices
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import (
     LENGTHS,
     NAMES,
@@ -73,7 +74,7 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
         with names_of_caches():
             return prepare_attention(tensors, asked)
     with names_of_caches():
-        scales = checked_scales(views, tensors.batch, heads_first)
+        scales = checked_scales(views, tensors.batch, heads_first, choices.v_block_scale_layout)
     check_rows_of_blocks(views, scales)
     check_written(views, written_scales(views, scales))
     append = prepare_append(views, tensors.batch, tensors, scales)
@@ -245,6 +246,7 @@ def prepare_append(
         packed=offsets is not None,
         page_size=0 if tensors.page_table is None else tensors.k.shape[1],
         cache_batch_idx=tensors.cache_batch_idx is not None,
+        v_block_scale_layout=scales.v_layout if scales else LINEAR,
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, tensors.k, tensors.v)]

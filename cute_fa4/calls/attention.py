@@ -39,6 +39,7 @@ from cute_fa4.calls.split_keys.split import (
     split_of,
 )
 from cute_fa4.compiler import policy
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import BLOCKS, LENGTHS, NAMES, OPERANDS, ROWS, CallTensors, fields_given
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.choose.choose_config import config_for
@@ -237,6 +238,7 @@ def config_of(
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, None if is_float32(out) else out)],
         descales=Scales() if options.scales is None else options.scales.said,
+        v_block_scale_layout=LINEAR if options.scales is None else options.scales.v_layout,
         head_dim=head_dim_of(q, options),
         head_dim_v=columns_of(v),
         group=q.shape[-2] // k.shape[-2],

@@ -69,7 +69,9 @@ def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
         tokens_per_split=choices.tokens_per_split,
         batch_invariant=choices.batch_invariant,
         latent=choices.latent,
-        scales=checked_scales(views, views.batch, choices.kv_layout == "HND"),
+        scales=checked_scales(
+            views, views.batch, choices.kv_layout == "HND", choices.v_block_scale_layout
+        ),
         rope=checked_rope(views, where),
         blocks=checked_blocks(views, choices.block_sparse_tensors, where),
     )

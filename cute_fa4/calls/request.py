@@ -15,6 +15,7 @@ import torch
 
 from cute_fa4.calls.operands.rope_view import Rope
 from cute_fa4.calls.operands.scale_views import GivenScales
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.masks import BoundMask
 from cute_fa4.operands import CallTensors
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
@@ -83,6 +84,7 @@ class Choices(NamedTuple):
     mask_mod: object = None
     block_sparse_tensors: Any = None
     kv_layout: object = "NHD"
+    v_block_scale_layout: object = LINEAR
     seqused_k_excludes_new: bool = False
     return_lse: bool = False
     in_float32: bool = False

@@ -9,12 +9,14 @@ from cute_fa4.calls.append import prepare_append
 from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.dtypes import E4M3
+from cute_fa4.layouts.cache_scales import INTERLEAVED4
 from cute_fa4.operands import CallTensors
 from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import AppendConfig
 
 QUERIES = (5, 3)  # new rows of the two sequences
 PAGE = 8  # rows of a page: sequences have two or three
+ROWS = 20  # of a sequence without pages: more than it has
 HEADS = 2
 
 
@@ -41,20 +43,23 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     table = page_table(total, PAGE) if config.paged else None
     order = [1, 0] if config.cache_batch_idx else [0, 1]
 
-    def cache(sequences):
+    def cache(x, sequences):
         kept = sequences[0].dtype
         if table is not None:
-            return torch.nan_to_num(pages([x.float() for x in sequences], table, PAGE)).to(kept)
-        dense = torch.zeros(2, max(total) + 1, *sequences[0].shape[1:], dtype=kept)
-        for b, sequence in enumerate(sequences):
-            dense[order[b], : len(sequence)] = sequence
-        return dense
+            rows = torch.nan_to_num(pages([x.float() for x in sequences], table, PAGE)).to(kept)
+        else:
+            rows = torch.zeros(2, ROWS, *sequences[0].shape[1:], dtype=kept)
+            for b, sequence in enumerate(sequences):
+                rows[order[b], : len(sequence)] = sequence
+        if x == "v_block_scale" and config.v_block_scale_layout == INTERLEAVED4:
+            return nvfp4.interleaved(rows.transpose(1, 2)).transpose(1, 2).contiguous()
+        return rows
 
     def new_rows(x):
         parts = [sequence[held[b] :] for b, sequence in enumerate(rows[x])]
         return (torch.cat(parts) if config.packed else torch.stack(parts)).to(device)
 
-    caches = {x: cache(before[x]).to(device) for x in before}
+    caches = {x: cache(x, before[x]).to(device) for x in before}
     lengths = torch.tensor(held, dtype=torch.int32, device=device)
     offsets = None
     if config.packed:
@@ -78,10 +83,11 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         cu_seqlens_k_new=offsets,
         **scales,
     )
-    append = prepare_append(tensors, 2, scales=checked_scales(tensors, 2))
+    checked = checked_scales(tensors, 2, v_layout=config.v_block_scale_layout)
+    append = prepare_append(tensors, 2, scales=checked)
     assert append is not None  # there are rows
     append(tensors)
-    wrong = sum((got.cpu() != cache(stored[x])).sum().item() for x, got in caches.items())
+    wrong = sum((got.cpu() != cache(x, stored[x])).sum().item() for x, got in caches.items())
     return float(wrong), 0.5
 
 

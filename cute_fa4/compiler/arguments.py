@@ -10,6 +10,7 @@ from itertools import compress
 from math import prod
 
 from cute_fa4.dtypes import DTYPES, E4M3, elements_in
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import (
     BLOCKS,
     LENGTHS,
@@ -119,7 +120,8 @@ def _descales(config: FA4Config) -> tuple | None:
     """(batch, heads_kv); per row (batch, seqlen_q, heads, 1) or (total_q, heads, 1), per key as k without its depth.
 
     Per block, bytes: as q and k, with a byte for each block in place of the depth. Last those of a 4-bit cache: as k
-    and v, with a word for four blocks, or those of a latent cache: (pages, rows of a page, 2), likewise.
+    and v, with a word for four blocks, where those of V are not linear with a byte for each; or those of a latent
+    cache: (pages, rows of a page, 2), in words.
     """
     of_q, of_keys = (
         3 if config.q_layout == "dense" else 2,
@@ -134,7 +136,8 @@ def _descales(config: FA4Config) -> tuple | None:
             dtype = "u8"
         every.append(_fake(dtype, (None,) * rank, free_last=True))
     if config.cache_blocks:
-        every += [_fake("i32", (None,) * (of_keys + 1)) for _ in "kv"]
+        of_v = "i32" if config.v_block_scale_layout == LINEAR else "u8"
+        every += [_fake(dtype, (None,) * (of_keys + 1)) for dtype in ("i32", of_v)]
     if config.latent_blocks:
         every.append(_fake("i32", (None,) * of_keys))
     return tuple(every) or None

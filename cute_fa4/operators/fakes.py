@@ -23,6 +23,7 @@ from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.options import check_aux, resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.calls.split_keys.workspace import check_workspace
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import NAMES, NEW, ROWS, CallTensors, tensors_of
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
@@ -81,7 +82,8 @@ def check_append(call: dict) -> None:
     with append.names_of_caches():
         check_tensors(*tensors.of(ROWS))
     append.cache_lengths(tensors.seqused_k, tensors.batch, tensors.q.device)
-    scales = checked_scales(tensors, tensors.batch, heads_first)
+    layout = call["v_block_scale_layout"]
+    scales = checked_scales(tensors, tensors.batch, heads_first, layout)
     new_rows.check_written(tensors, new_rows.written_scales(tensors, scales))
     new_rows.check_append(tensors, tensors.batch, contents=False)
     with append.names_of_caches():
@@ -129,7 +131,9 @@ def _check_kernel(where: Where, call: dict, latent: bool, heads_first: bool) -> 
         mask=mask_of(call["mask"], tuple(call["mask_sizes"])),
         **{name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")},
         **{name: call[name] for name in _OPTIONS},
-        scales=checked_scales(tensors, tensors.batch, heads_first),
+        scales=checked_scales(
+            tensors, tensors.batch, heads_first, call.get("v_block_scale_layout", LINEAR)
+        ),
         rope=rope,
         blocks=checked_blocks(tensors, of_operator(call), where, contents=False),
         latent=latent,

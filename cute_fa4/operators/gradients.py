@@ -50,7 +50,7 @@ _QKV = ("q", "k", "v")
 _WRITTEN = ("dq", "dk", "dv")
 WITH_GRADIENT = (*_QKV, "learnable_sink")
 _REST = ("softmax_scale", "mask", "mask_sizes", "score_mod", "mask_mod", "block_size")
-_ACCEPTED = backward.ACCEPTED | {*_QKV, *_REST, "return_lse", "kv_layout"}
+_ACCEPTED = backward.ACCEPTED | {*_QKV, *_REST, "return_lse", "kv_layout", "v_block_scale_layout"}
 _TENSORS = (*WITH_GRADIENT, *(name for name in TENSORS if name not in WITH_GRADIENT))
 _OF_TRANSFORMS = (
     "of an operator inside of a transform of torch.func, such as grad, vjp and vmap of them; accepted: "

@@ -10,6 +10,7 @@ _NO_TENSORS = {
     "max_seqlen_k": "SymInt? max_seqlen_k=None",
     "seqused_k_excludes_new": "bool seqused_k_excludes_new=False",
     "kv_layout": "str kv_layout='NHD'",
+    "v_block_scale_layout": "str v_block_scale_layout='linear'",
     "softmax_scale": "float? softmax_scale=None",
     "mask": "str mask='Full()'",
     "mask_sizes": "SymInt[] mask_sizes=[]",

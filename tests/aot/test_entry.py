@@ -46,7 +46,11 @@ VARIED = [
     ),
     *split_configs(choose_config(qkv_dtype="fp16", head_dim=64, causal=True), write_lse=False, shared=True),
     AppendConfig("fp16", 128, 64, packed=True, cache_batch_idx=True, arch="sm_103a"),
-    AppendConfig("e2m1", 128, 128, new_dtype="fp16", descales="kv"),
+    AppendConfig("e2m1", 128, 128, new_dtype="fp16", descales="kv", v_block_scale_layout="interleaved4"),
+    choose_config(
+        qkv_dtype="fp16", kv_dtype="e2m1", v_block_scale_layout="interleaved4", head_dim=128, group=8, pack_gqa=True,
+        family="mhawiden",
+    ),
     choose_config(qkv_dtype="fp16", head_dim=80, group=8, pack_gqa=True, family="mha1q", rescale_log2=4.0),
     CombineConfig(
         "f32", 64, packed=True, seqused_q=True, write_lse=True, partial_dtype="fp16", arch="sm_103a"

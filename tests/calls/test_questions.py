@@ -119,6 +119,7 @@ QUESTIONS = {
     "scales of blocks of k that is not of 4 bits": (
         dict(k_block_scale=tensor(BATCH, KEYS, 4), v_block_scale=tensor(BATCH, KEYS, 4)), {},
     ),
+    "interleaved scales of v that is not of 4 bits": (dict(v_block_scale_layout="interleaved4"), {}),
     "columns of k apart, in pages": (
         dict(
             cu_seqlens_q=offsets(4), cu_seqlens_k=offsets(KEYS), k_rope=tensor(3 * BATCH, 16, 64),

@@ -19,6 +19,7 @@ from cute_fa4 import (
     compile_cache,
     configs_for_model,
     flash_attn_func,
+    flash_attn_varlen_func,
     flash_attn_with_kvcache,
     nvfp4,
 )
@@ -143,6 +144,65 @@ def test_options_together_agree_with_float64(mask, storage, group, tensors, quer
     assert all(isinstance(config.schedule, DequantizedTile) for config in asked)
 
 
+SAME_NUMBERS = {
+    "pages": dict(storage=(16, "NHD")),
+    "pages, heads first": dict(storage=(48, "HND"), options=dict(causal=True), depths=(64, 128)),
+    "gathered rows": dict(storage=(12, "NHD"), depths=(128, 64)),
+    "dense": dict(storage="dense", keys=(297, 120)),  # and three unused rows
+    "parts": dict(storage=(16, "NHD"), options=dict(num_splits=3)),
+    "clusters": dict(storage=(16, "NHD"), keys=(520,), options=dict(num_splits=0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", SAME_NUMBERS, ids=lambda name: name.replace(", ", "-"))
+def test_interleaved_scales_of_v_give_the_bits_of_linear_ones(case, asked):
+    """v_block_scale_layout says where a scale lies, nothing else; every scale differs from its neighbours'."""
+    of = dict(keys=(250, 129), options={}, depths=(128, 128)) | SAME_NUMBERS[case]
+    depth, depth_v = of["depths"]
+    cache = Cache.draw(of["keys"], 2, {"k": depth, "v": depth_v})
+    queries = [2] * len(of["keys"])
+    q = Batch.draw(queries, of["keys"], heads=(8, 2), depth=depth).q
+    batch = Batch(q, q, q)
+    kind, layout = of["storage"] if isinstance(of["storage"], tuple) else (of["storage"], "NHD")
+    of_queries = storages(batch, "dense")[0] if kind == "dense" else packed_q(batch)
+    stored = cache.stored(q, kind, layout)
+    rows_first = (
+        stored["v_block_scale"].transpose(1, 2) if layout == "NHD" else stored["v_block_scale"]
+    )
+    mixed = nvfp4.interleaved(rows_first)
+    mixed = mixed.transpose(1, 2) if layout == "NHD" else mixed
+    linear = run(of_queries, stored, {}, mode="hostile", seed=1, **of["options"])
+    stored |= {"v_block_scale": mixed, "v_block_scale_layout": "interleaved4"}
+    found = run(of_queries, stored, {}, mode="hostile", seed=1, **of["options"])
+    for got, want in zip(found, linear, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    layouts = [config.v_block_scale_layout for config in asked]
+    assert layouts == ["linear", "interleaved4"] and all(
+        "interleaved4" in c.name for c in asked[1:]
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_interleaved_scales_of_left_padded_keys():
+    """A key's lines are those of its row in the cache, which begins before the sequence."""
+    cache = Cache.draw([150, 90], 1, {"k": 64, "v": 64})
+    q = Batch.draw([1, 1], [150, 90], heads=(8, 1), depth=64).q
+    stored = cache.stored(q, 16, "NHD")
+    given = dict(
+        q=torch.stack(q), k_cache=stored["k"], v_cache=stored["v"], k_block_scale=stored["k_block_scale"],
+        page_table=stored["page_table"], cache_seqlens=stored["seqused_k"],
+        cache_leftpad=torch.tensor([3, 6], dtype=torch.int32),
+    )  # fmt: skip
+    scales = stored["v_block_scale"]
+    linear = flash_attn_with_kvcache(**given, v_block_scale=scales)
+    mixed = nvfp4.interleaved(scales.transpose(1, 2)).transpose(1, 2)
+    found = flash_attn_with_kvcache(
+        **given, v_block_scale=mixed, v_block_scale_layout="interleaved4"
+    )
+    assert torch.equal(found, linear) and not linear.isnan().any()
+
+
 def call_of(keys=200, group=8, depth=128, seed=0) -> dict:
     """A dense call of one sequence with one query."""
     cache = Cache.draw([keys], 1, {"k": depth, "v": depth}, seed)
@@ -203,6 +263,11 @@ def test_a_scale_without_a_number_spoils_its_key_or_its_columns(asked):
         (dict(q=torch.ones(1, 1, 8, 128).to(E4M3)), TypeError, "k: dtype torch.uint8 while q is .*; accepted: q of"),
         (dict(q=torch.ones(1, 1, 8, 64).bfloat16()), ValueError, "k: 64 bytes a row, .* accepted: 32, two numbers"),
         (dict(k_descale=torch.ones(1, 200, 1)), ValueError, "k_descale: shape .* accepted: one number, or"),
+        (
+            dict(v_block_scale_layout="swizzled"), ValueError,
+            "v_block_scale_layout: 'swizzled'; accepted: 'linear' or 'interleaved4'",
+        ),
+        (dict(v_block_scale_layout=4), ValueError, "v_block_scale_layout: 4; accepted"),
         (dict(q_descale=torch.ones(1)), TypeError, "q_descale: given with q of torch.bfloat16"),
         (dict(k_rope=torch.ones(1, 200, 64)), NotImplementedError, "k_rope: given with k of torch.uint8 .4 bits"),
         (
@@ -215,6 +280,45 @@ def test_a_scale_without_a_number_spoils_its_key_or_its_columns(asked):
 def test_refusals_name_the_argument_and_the_remedy(change, error, message):
     with pytest.raises(error, match=message):
         flash_attn_func(**call_of() | change)
+
+
+def test_interleaved_scales_are_refused_where_tokens_do_not_share_lines():
+    """Dense keys of no multiple of 4, packed keys, keys of 16 bits, and the same in a question."""
+    odd = call_of(keys=202) | {"v_block_scale_layout": "interleaved4"}
+    with pytest.raises(ValueError, match="'interleaved4' with 202 rows in a page or sequence of k"):
+        flash_attn_func(**odd)
+    call = call_of()
+    packed = {name: x.flatten(0, 1) for name, x in call.items()}
+    lengths = {
+        name: torch.tensor([0, n]).int() for name, n in (("cu_seqlens_q", 1), ("cu_seqlens_k", 200))
+    }
+    with pytest.raises(ValueError, match="'interleaved4' with packed k; accepted: .* or 'linear'"):
+        flash_attn_varlen_func(**packed, **lengths, v_block_scale_layout="interleaved4")
+    k = torch.ones(1, 200, 1, 128).bfloat16()
+    with pytest.raises(
+        ValueError, match="'interleaved4' with k of torch.bfloat16; accepted: 'linear'"
+    ):
+        flash_attn_func(call["q"], k, k, v_block_scale_layout="interleaved4")
+    ask = dict(head_dim=128, causal=True, return_lse=False, arch="sm_100a", dtype="bf16")
+    ask["v_block_scale_layout"] = "interleaved4"
+    [row] = capabilities(**ask)
+    assert not row.runs and "with k of torch.bfloat16" in row.reasons[0]
+    ask |= dict(kv_dtype="e2m1", cache_seqlens=True, page_table=True)
+    [row] = capabilities(**ask, page_size=16)
+    assert row.runs and row.families == ("mhawiden",)
+    [row] = capabilities(**ask, page_size=6)
+    assert not row.runs and "6 rows in a page" in row.reasons[0]
+
+
+def test_a_model_with_interleaved_scales_has_their_kernels_except_for_packed_calls():
+    shape = dict(head_dim=128, heads_q=8, heads_kv=1, kv_dtype="e2m1", descales="kv")
+    listed = configs_for_model(**shape, v_block_scale_layout="interleaved4")
+    for config in listed:
+        if hasattr(config, "v_block_scale_layout"):
+            is_packed = getattr(config, "kv_layout", "") == "packed"
+            assert config.v_block_scale_layout == ("linear" if is_packed else "interleaved4")
+    with pytest.raises(ValueError, match="v_block_scale_layout='interleaved4' of a cache without"):
+        configs_for_model(**shape | dict(kv_dtype="e4m3"), v_block_scale_layout="interleaved4")
 
 
 def test_torchs_dtype_of_four_bits_is_refused_with_the_view_that_is_accepted():

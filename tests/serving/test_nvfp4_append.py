@@ -78,6 +78,7 @@ class Cache:
         self.slots = (pages.long()[:, :, None] * self.rows + within).flatten(1)
         inner = (self.rows, HEADS) if layout == "NHD" else (HEADS, self.rows)
         of = lambda n: torch.full((len(order), *inner, n), UNUSED, dtype=torch.uint8)
+        self.v_layout = "linear"
         self.codes = [of(depth // 2) for depth in depths]
         self.scales = [of(depth // 16).view(E4M3) for depth in depths]
 
@@ -86,8 +87,9 @@ class Cache:
 
     def write(self, new: list, numbers: list) -> None:
         """By plain torch. new: for k and v the rows of each sequence; numbers: their global scales (batch, heads)."""
-        for codes, scales, sequences, factors in zip(
-            self.codes, self.scales, new, numbers, strict=True
+        layouts = "linear", self.v_layout
+        for codes, scales, sequences, factors, of_scales in zip(
+            self.codes, self.scales, new, numbers, layouts, strict=True
         ):
             for b, x in enumerate(sequences):
                 slots = self.slots[b, BEFORE[b] : BEFORE[b] + len(x)]
@@ -96,7 +98,8 @@ class Cache:
                     where = [
                         t[:, :, at] if self.layout == "NHD" else t[:, at] for t in (codes, scales)
                     ]
-                    nvfp4.write(x[:, at], *where, slots, factors[b, head], self.layout)
+                    given = factors[b, head], self.layout, of_scales
+                    nvfp4.write(x[:, at], *where, slots, *given)
 
 
 def appended(cache: Cache, new: list, packed: bool, given: dict, picked=None) -> None:
@@ -111,7 +114,7 @@ def appended(cache: Cache, new: list, packed: bool, given: dict, picked=None) ->
     )  # fmt: skip
     views = pages_rows_first(*cache.codes, cache.layout, ("k_cache", "v_cache"))
     seen = tensors._replace(k=views[0], v=views[1])
-    scales = checked_scales(seen, len(lengths), cache.layout == "HND")
+    scales = checked_scales(seen, len(lengths), cache.layout == "HND", cache.v_layout)
     quiet(prepare_append(seen, len(lengths), tensors, scales), tensors)
 
 
@@ -121,18 +124,25 @@ OPTIONS = {
     "dtype": (torch.bfloat16, torch.float16),
     "packed": (True, False),
     "factors": ("none", "one number", "of heads"),
+    "v_layout": ("linear", "interleaved4"),
 }
+
+
+def has_whole_lines(storage, v_layout, **others) -> bool:
+    """Four rows of a page, or of a sequence without pages, share lines of interleaved scales."""
+    return v_layout == "linear" or storage[0] % 4 == 0
 
 
 @pairwise.cases(
     "new rows in caches of 4 bits",
     OPTIONS,
+    valid=has_whole_lines,
     kernel=tuple(OPTIONS),
     commits=turns.OF_CASES,
     ids=lambda value: str(value).replace("torch.", "").replace(" ", ""),
 )
 def test_bytes_are_those_of_quantize_and_nothing_else_is_written(
-    storage, depths, dtype, packed, factors
+    storage, depths, dtype, packed, factors, v_layout
 ):
     lengths = NEW if packed else SAME
     new = [
@@ -148,6 +158,7 @@ def test_bytes_are_those_of_quantize_and_nothing_else_is_written(
         given = {name: x[0, 0].clone() for name, x in given.items()}
         numbers = numbers[:, :1, :1].expand_as(numbers)
     cache, wanted = (Cache(storage, len(lengths), depths) for _ in range(2))
+    cache.v_layout = wanted.v_layout = v_layout
     wanted.write(new, numbers)
     assert any((scales.float() == 448).any() for scales in wanted.scales)  # some saturate
     appended(cache, new, packed, given)
@@ -206,12 +217,26 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_attention_reads_what_the_call_appends(layout):
+@pytest.mark.parametrize("v_layout", ["linear", "interleaved4"])
+def test_attention_reads_what_the_call_appends(layout, v_layout):
+    """The numbers are those of linear scales, wherever the scales of V lie."""
     call = call_of(layout=layout)
     expected = written(call)
+    if v_layout == "interleaved4":
+        call |= {"v_block_scale": mixed(call), "v_block_scale_layout": v_layout}
     out = quiet(flash_attn_with_kvcache, **call)
     assert torch.equal(out, quiet(flash_attn_with_kvcache, **expected))
+    if v_layout == "interleaved4":
+        expected["v_block_scale"] = mixed(expected)
     assert all(same_bytes(call[name], expected[name]) for name in WRITTEN)
+
+
+def mixed(call: dict) -> torch.Tensor:
+    """v_block_scale of a call with pages, interleaved."""
+    scales = call["v_block_scale"]
+    if call["kv_layout"] == "HND":
+        return nvfp4.interleaved(scales)
+    return nvfp4.interleaved(scales.transpose(1, 2)).transpose(1, 2)
 
 
 def in_one_tensor(call: dict) -> dict:
@@ -238,9 +263,13 @@ def test_codes_and_scales_of_a_page_lie_side_by_side_in_one_tensor(layout):
     assert all(same_bytes(call[name], expected[name]) for name in WRITTEN)
 
 
-def test_torch_compile_knows_that_codes_and_scales_are_written():
+@pytest.mark.parametrize("v_layout", ["linear", "interleaved4"])
+def test_torch_compile_knows_that_codes_and_scales_are_written(v_layout):
     call = call_of()
     expected = written(call)
+    if v_layout == "interleaved4":
+        for each in (call, expected):
+            each |= {"v_block_scale": mixed(each), "v_block_scale_layout": v_layout}
 
     def step(**call):
         before = call["k_block_scale"].view(torch.uint8).sum()
@@ -324,11 +353,16 @@ def test_capabilities_and_model_lists_know_the_append():
     )
     appends = [config for config in listed if isinstance(config, AppendConfig)]
     assert {(x.dtype, x.new_dtype, x.descales.letters) for x in appends} == {("e2m1", "fp16", "kv")}
+    assert {x.v_block_scale_layout for x in appends} == {"linear"}
 
 
-@pytest.mark.parametrize("letters", ["", "kv"])
-def test_check_tries_the_kernel(letters):
-    config = AppendConfig("e2m1", 128, 64, page_size=16, new_dtype="bf16", descales=letters)
+@pytest.mark.parametrize("letters, layout", [("", "linear"), ("kv", "interleaved4")])
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_check_tries_the_kernel(letters, layout, page_size):
+    config = AppendConfig(
+        "e2m1", 128, 64, page_size=page_size, new_dtype="bf16", descales=letters,
+        v_block_scale_layout=layout,
+    )  # fmt: skip
     compile_cache.function_for(config, "emulator")
     verdict = trials.verdict(config, "cpu", "emulator")
     assert verdict.good and not verdict.not_tried, str(verdict)
@@ -339,9 +373,15 @@ def test_contradictions_name_what_a_cache_of_4_bits_takes():
         (dict(), "new_dtype='e2m1' with dtype='e2m1': use 'bf16' or 'fp16'"),
         (dict(new_dtype="bf16", descales="KV"), "of 'kv' for a cache of 4"),
         (dict(new_dtype="bf16", arch="sm_90a"), "arch='sm_90a' with dtype='e2m1': use 'sm_100a'"),
+        (
+            dict(new_dtype="bf16", v_block_scale_layout="swizzled"),
+            "v_block_scale_layout='swizzled': use 'linear' or 'interleaved4'",
+        ),
     ):
         [reason] = AppendConfig("e2m1", 128, 128, **fields).contradictions()
         assert message in reason
+    [reason] = AppendConfig("bf16", 64, 64, v_block_scale_layout="interleaved4").contradictions()
+    assert "v_block_scale_layout='interleaved4' of a cache without scales of blocks" in reason
 
 
 def test_write_refuses_shapes_by_name():
@@ -349,6 +389,16 @@ def test_write_refuses_shapes_by_name():
     x, slots = torch.zeros(5, 2, 64), torch.arange(5)
     for change, message in (
         (dict(kv_layout="NDH"), "kv_layout: 'NDH'"),
+        (dict(scale_layout="mixed"), "scale_layout: 'mixed'; accepted: 'linear' or 'interleaved4'"),
+        (
+            dict(
+                codes=codes[:, :2],
+                scales=scales[:, :2],
+                slots=slots.new_full((5,), 1),
+                scale_layout="interleaved4",
+            ),
+            "scales: 2 tokens of 4 scales; accepted for the layout 'interleaved4': multiples of 4",
+        ),
         (dict(slots=slots[:3]), r"slots: shape \(3,\) with x \(5, 2, 64\)"),
         (dict(codes=codes[..., :16]), r"codes: shape .* accepted: pages of rows of \(2, 32\)"),
         (dict(scales=scales[..., :2]), r"scales: shape .* accepted: pages of rows of \(2, 4\)"),

@@ -164,7 +164,8 @@ def test_the_config_is_the_whole_compile_key():
     """Hashable, and a change of any field is another key and another kernel name."""
     base = FA4Config()
     other = dict(
-        qkv_dtype="fp16", kv_dtype="e4m3", o_dtype="f32", descales="k", qk_depth=64, ov_depth=64,
+        qkv_dtype="fp16", kv_dtype="e4m3", v_block_scale_layout="interleaved4",
+        o_dtype="f32", descales="k", qk_depth=64, ov_depth=64,
         group=2,
         mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True,

@@ -51,6 +51,7 @@ IMPORTED = {
 
 # Another value for every field; the schedule has fields of its own below.
 CHANGED = dict(
+    v_block_scale_layout="interleaved4",
     qkv_dtype="e4m3", kv_dtype="e5m2", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, group=4,
     mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
     q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True,

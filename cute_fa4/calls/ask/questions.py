@@ -38,6 +38,7 @@ from cute_fa4.calls.request import asked_of
 from cute_fa4.calls.small_blocks import in_tiles
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import E4M3, row_of
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import (
     ALIASES,
     ARGUMENTS,
@@ -301,6 +302,7 @@ _DEFAULTS = dict(
     softcap=0.0, max_seqlen_q=None, max_seqlen_k=None, num_splits=1, tokens_per_split=None, workspace=None,
     batch_invariant=None, pack_gqa=None, score_mod=None, mask_mod=None, aux_tensors=None, block_sparse_tensors=None,
     kv_layout="NHD", seqused_k_excludes_new=False, return_lse=False, **dict.fromkeys(NAMES[SCALES]), q_quantize=None,
+    v_block_scale_layout=LINEAR,
 )  # fmt: skip
 OPTIONS = frozenset(_DEFAULTS)
 

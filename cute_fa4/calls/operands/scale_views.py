@@ -9,6 +9,7 @@ import torch
 
 from cute_fa4.calls.operands.memory import with_plain_strides
 from cute_fa4.dtypes import E8M0
+from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import CallTensors
 from cute_fa4.scales import Scales
 
@@ -24,11 +25,13 @@ class GivenScales:
     tensors  the given ones, by name
     said     what each scale belongs to
     views    how the kernel takes them
+    v_layout  of v_block_scale (layouts/cache_scales.py)
     """
 
     tensors: dict[str, torch.Tensor]
     said: Scales
     views: ScaleViews
+    v_layout: str = LINEAR
 
 
 def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
@@ -51,11 +54,19 @@ class ScaleViews:
     changes: dict[str, Callable[[torch.Tensor], torch.Tensor]]
 
     @staticmethod
-    def like(given: dict[str, torch.Tensor], sizes: tuple, rows: dict, heads_first: bool):
-        """rows: sizes of scales of tokens, by name"""
+    def like(
+        given: dict[str, torch.Tensor],
+        sizes: tuple,
+        rows: dict,
+        heads_first: bool,
+        v_layout: str = LINEAR,
+    ):
+        """rows: sizes of scales of tokens, by name; v_layout: as GivenScales has it"""
         found = ScaleViews(sizes, {})
         for name, scale in given.items():
             found.changes[name] = found._change(name, scale, rows.get(name), heads_first)
+        if v_layout != LINEAR and "v_block_scale" in found.changes:
+            found.changes["v_block_scale"] = _bytes_rows_first if heads_first else _bytes
         return found
 
     def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):

@@ -42,6 +42,7 @@ from cute_fa4.calls.operands.scale_views import (
 from cute_fa4.calls.operands.tensors import FP8, are_in_pages, check_is_tensor, check_place
 from cute_fa4.dtypes import E2M1, E4M3
 from cute_fa4.layouts.block_scales import BLOCK
+from cute_fa4.layouts.cache_scales import LAYOUTS, LINEAR, TOKENS
 from cute_fa4.operands import SCALES, CallTensors
 from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
 from cute_fa4.scales import HEAD, ROW, Scales
@@ -52,14 +53,16 @@ MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # of q and k with block scales
 
 
 def checked_scales(
-    tensors: CallTensors, batch: int, heads_first: bool = False
+    tensors: CallTensors, batch: int, heads_first: bool = False, v_layout: object = LINEAR
 ) -> GivenScales | None:
     """Refuse invalid scales; None: there are none.
 
     tensors      with a k that has the rows of a page first
     heads_first  the caller has the rows after the heads
+    v_layout     v_block_scale_layout of the call
     """
     q, k = tensors.q, tensors.k
+    v_layout = _checked_layout(tensors, v_layout)
     if k.dtype is BYTES:
         _check_cache_blocks(tensors, heads_first)
     if not tensors.has(SCALES):
@@ -82,8 +85,8 @@ def checked_scales(
         else:
             _check(name, scale, q, k, by_head, of_rows)
     _check_both_have_blocks(tensors)
-    views = ScaleViews.like(given, by_head, rows, heads_first)
-    return GivenScales(given, said_by(given, by_head), views)
+    views = ScaleViews.like(given, by_head, rows, heads_first, v_layout)
+    return GivenScales(given, said_by(given, by_head), views, v_layout)
 
 
 def of_made_up_keys(scales: GivenScales | None) -> GivenScales | None:
@@ -94,7 +97,12 @@ def of_made_up_keys(scales: GivenScales | None) -> GivenScales | None:
     names = [f"{tensor}_descale" for tensor in tokens]
     ones = {name: scales.tensors[name].new_ones(()) for name in names}
     said = replace(scales.said, **dict.fromkeys(tokens, HEAD))
-    return GivenScales(scales.tensors | ones, said, scales.views.with_one_number_for(names))
+    return replace(
+        scales,
+        tensors=scales.tensors | ones,
+        said=said,
+        views=scales.views.with_one_number_for(names),
+    )
 
 
 def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
@@ -171,6 +179,29 @@ def _check_has_cache_blocks(name: str, k: torch.Tensor) -> None:
             f"{name}: given with k of {k.dtype}; accepted: None, or k and v of {BYTES}, two numbers of 4 bits a byte "
             "(cute_fa4.nvfp4)"
         )
+
+
+def _checked_layout(tensors: CallTensors, v_layout) -> str:
+    """v_block_scale_layout of a call. Errors in it change no shape: they are all refused here."""
+    if not isinstance(v_layout, str) or v_layout not in LAYOUTS:
+        raise ValueError(
+            f"v_block_scale_layout: {v_layout!r}; accepted: {' or '.join(map(repr, LAYOUTS))}"
+        )
+    if v_layout == LINEAR:
+        return v_layout
+    if tensors.k.dtype is not BYTES:
+        raise ValueError(
+            f"v_block_scale_layout: {v_layout!r} with k of {tensors.k.dtype}; accepted: {LINEAR!r}, or k and v of "
+            f"{BYTES}, two numbers of 4 bits a byte (cute_fa4.nvfp4)"
+        )
+    rows = tensors.k.shape[-3] if tensors.kv_layout != "packed" else None
+    if rows is None or rows % TOKENS:
+        found = "packed k" if rows is None else f"{rows} rows in a page or sequence of k"
+        raise ValueError(
+            f"v_block_scale_layout: {v_layout!r} with {found}; accepted: k and v in pages, or dense, of a multiple of "
+            f"{TOKENS} rows, which share lines of scales; or {LINEAR!r}"
+        )
+    return v_layout
 
 
 def _check_cache_blocks(tensors: CallTensors, heads_first: bool) -> None:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from ...dtypes import UNQUANTIZED, elements_in, row_of
+from ...layouts.cache_scales import LINEAR
 from ...scales import Scales
+from ..blueprint.cache_blocks import wrong_layout
 from ..blueprint.chip import ARCHES
 from ..blueprint.problem import plain_integers
 
@@ -25,6 +27,7 @@ class AppendConfig:
     page_size  0: the cache is (batch, seqlen, heads, depth). Any other number becomes 1: the cache is (num_pages,
                page_size, heads, depth) with a page table, and its tensors say how many rows a page has
     cache_batch_idx  a tensor says which sequence of the cache, or row of the page table, new rows are for
+    v_block_scale_layout  of the scales of blocks of V: "linear" or "interleaved4" (layouts/cache_scales.py)
     arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction; not "e2m1"
     """
 
@@ -36,6 +39,7 @@ class AppendConfig:
     cache_batch_idx: bool = False
     new_dtype: str | None = None
     descales: Scales | str = Scales()
+    v_block_scale_layout: str = LINEAR
     arch: str = "sm_100a"
 
     def __post_init__(self):
@@ -47,7 +51,7 @@ class AppendConfig:
 
     def contradictions(self) -> list[str]:
         """Reasons why no such kernel exists, each with value and remedy."""
-        why, accepted = [], (self.dtype,)
+        why, accepted = wrong_layout(self, self.of_blocks), (self.dtype,)
         if row_of(self.dtype).is_quantized:
             accepted = UNQUANTIZED if self.of_blocks else (self.dtype, *UNQUANTIZED)
         if self.new_dtype not in accepted:
@@ -105,5 +109,6 @@ class AppendConfig:
             + ["batchidx"] * self.cache_batch_idx
             + [f"of_{self.new_dtype}"] * self.quantises
             + [f"scale_{self.descales.letters}"] * bool(self.descales)
+            + [f"vscale_{self.v_block_scale_layout}"] * (self.v_block_scale_layout != LINEAR)
             + [self.arch]
         )

@@ -32,6 +32,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ...dtypes import DTYPES, E2M1, E4M3
+from ...layouts import cache_scales
 from ...scales import HEAD, ROW
 from ..steps import pieces, row_math
 from .config import THREADS, VECTOR_BYTES, AppendConfig
@@ -77,11 +78,16 @@ def quantise_piece(
 
 @cute.jit
 def quantise_blocks(
-    source: cute.Tensor, target: cute.Tensor, scales: cute.Tensor, piece: Int32, factor: Float32
+    source: cute.Tensor,
+    target: cute.Tensor,
+    scales: cute.Tensor,
+    places: tuple,
+    piece: Int32,
+    factor: Float32,
 ):
     """Piece number `piece` of a row: two blocks as codes of four bits, and their scales, bytes.
 
-    factor: the scale of the sequence and head
+    places: of the two bytes in `scales`; factor: the scale of the sequence and head
     """
     elements = E2M1.elements_in(VECTOR_BYTES)
     numbers = list(numbers_of_piece(source, elements, piece))
@@ -90,7 +96,7 @@ def quantise_blocks(
     words = []
     for i, rounded in enumerate(pieces.numbers_of(pieces.as_fp16([word], E4M3.name)[:1])):
         words += codes_of_block(blocks[i], rounded * factor)
-        scales[piece * len(blocks) + i] = cutlass.Uint8(word >> 8 * i & 0xFF)
+        scales[places[i]] = cutlass.Uint8(word >> 8 * i & 0xFF)
     store_words(target, piece, words)
 
 
@@ -305,9 +311,22 @@ class AppendKernel:
     def store_piece(self, name: str, descales: tuple, source, cache, at: tuple, piece, scale):
         cfg, target = self.cfg, cache[at]
         if cfg.of_blocks:
-            blocks = descales[len(cfg.descales.given) + "kv".index(name)]
-            quantise_blocks(source, target, blocks[at], piece, scale)
+            scales = descales[len(cfg.descales.given) + "kv".index(name)]
+            places = self.places_of_scales(name, at, piece)
+            quantise_blocks(source, target, scales, places, piece, scale)
         elif cfg.quantises:
             quantise_piece(source, target, cfg.dtype, cfg.elements, piece, scale)
         else:
             copy_piece(source, target, cfg.elements, piece)
+
+    def places_of_scales(self, name: str, at: tuple, piece) -> tuple:
+        """Where the scales of the blocks of a piece are, in the scales of the cache. at: of the row in the cache."""
+        cfg, (cache_block, row, head, _) = self.cfg, at
+        layout = cfg.v_block_scale_layout if name == "v" else cache_scales.LINEAR
+        of_row = (cfg.depth_v if name == "v" else cfg.depth) // E2M1.block
+        of_piece = cfg.elements // E2M1.block
+        places = []
+        for i in range(of_piece):
+            row_of_scale, byte = cache_scales.place(layout, row, piece * of_piece + i, of_row)
+            places.append((cache_block, row_of_scale, head, byte))
+        return tuple(places)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 
+from cute_fa4.layouts import cache_scales
+
 from . import bands, spelled, tuning
 from .problem import Problem
 
@@ -39,6 +41,7 @@ def _problem(p: Problem) -> list[str]:
     said = [
         (True, p.qkv_dtype),
         (p.kv_dtype, f"kv_{p.kv_dtype}"),
+        (p.v_block_scale_layout != cache_scales.LINEAR, f"vscale_{p.v_block_scale_layout}"),
         (p.o_dtype != p.qkv_dtype, f"o_{p.o_dtype}"),
         (p.descales, f"scale_{p.descales.letters}"),
         (True, f"d{p.qk_depth}"),

@@ -19,10 +19,11 @@ from cute_fa4.dtypes import (
     is_quantized,
     row_of,
 )
+from cute_fa4.layouts import cache_scales
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.scales import Scales
 
-from . import bands, latent_rows, listed, rope_columns
+from . import bands, cache_blocks, latent_rows, listed, rope_columns
 from .chip import ARCHES
 from .latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
 from .score_mods import ScoreMod
@@ -55,6 +56,7 @@ class Problem:
     kv_dtype       "e4m3" or "e5m2": 8-bit K and V with 16-bit Q, and P is fp16; "e2m1": 4-bit K and V, with an e4m3
                    scale of each 16 numbers (NVFP4); None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
+    v_block_scale_layout  where the scales of such blocks of V lie (layouts/cache_scales.py); those of K are linear
     descales       Scales, or their letters: factors that dequantize Q, K and V, and a factor of O before it is
                    rounded (cute_fa4/scales.py)
     qk_depth       head dim of Q and K, in elements
@@ -102,6 +104,7 @@ class Problem:
 
     qkv_dtype: str = "bf16"
     kv_dtype: str | None = None
+    v_block_scale_layout: str = cache_scales.LINEAR
     o_dtype: str | None = None
     descales: Scales | str = Scales()
     qk_depth: int = 128
@@ -311,6 +314,7 @@ class Problem:
                 *self._wrong_layouts(),
                 *rope_columns.contradictions(self),
                 *listed.contradictions(self),
+                *cache_blocks.contradictions(self),
             ),
         ]
 
@@ -336,11 +340,6 @@ class Problem:
             why.append(
                 f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales of q, k and v are for 8-bit "
                 f"elements: use '' or 'o', or one of {', '.join(QUANTIZED)}"
-            )
-        if self.cache_blocks and (self.descales.of_keys or self.latent or self.rope_depth):
-            why.append(
-                f"kv_dtype={self.kv_dtype!r} with descales={self.descales!r}, latent={self.latent}, rope_depth="
-                f"{self.rope_depth}: use letters of 'kvo', latent=False and rope_depth=0"
             )
         why += self._wrong_blocks()
         if not isinstance(self.mask, bands.Mask):

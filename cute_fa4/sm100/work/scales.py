@@ -21,6 +21,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from ...dtypes import DTYPES
+from ...layouts import cache_scales
 from ...layouts.scalars import maximum, minimum
 from ...scales import HEAD, ROW
 from ...tma import paged_rows
@@ -124,6 +125,8 @@ def page_of_key(cfg, args, work, key, exists=True, otherwise=NO_PAGE):
 def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
     """The scales of the blocks of a key of a 4-bit cache, four a word, of K and of V; 0 beyond the sequence.
 
+    Those of K, and of V where cfg.v_block_scale_layout is linear, are words in memory, too.
+
     page: of page_of_key, which may have been read long before
     """
     exists = exists & (key < work.sequence.num_keys)
@@ -133,12 +136,48 @@ def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
         row = key + work.sequence.k_first_row
         _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
         place, exists = (page, inside), exists & (page >= 0) & (page < args.num_pages)
-    words = []
-    for tensor, depth in zip(args.descales[-2:], (cfg.qk_depth, cfg.ov_depth), strict=True):
-        number = depth // (SCALES_OF_WORD * DTYPES[cfg.kv_dtype].block)
-        places = [(*place, work.tile.kv_head, i) for i in range(number)]
-        words.append(tuple(_word_of(tensor, at, exists) for at in places))
+    of_k, of_v = args.descales[-2:]
+    block, head = DTYPES[cfg.kv_dtype].block, work.tile.kv_head
+    k_words = _words(of_k, (place, head), cfg.qk_depth // block, exists)
+    if cfg.v_block_scale_layout == cache_scales.LINEAR:
+        return k_words, _words(of_v, (place, head), cfg.ov_depth // block, exists)
+    return k_words, _words_of_bytes(cfg, of_v, (place, head), exists)
+
+
+def _words(tensor, at: tuple, number: int, exists) -> tuple:
+    """`number` scales of a key and head. at: the key, and the head."""
+    place, head = at
+    words = range(number // SCALES_OF_WORD)
+    return tuple(_word_of(tensor, (*place, head, i), exists) for i in words)
+
+
+def _words_of_bytes(cfg, tensor, at: tuple, exists) -> tuple:
+    """The scales of V of a key and head, from a tensor of bytes in which they are not next to each other."""
+    (*before, token), head = at
+    number, words = cfg.ov_depth // DTYPES[cfg.kv_dtype].block, []
+    for first in range(0, number, SCALES_OF_WORD):
+        places = []
+        for i in range(first, first + SCALES_OF_WORD):
+            row, byte = cache_scales.place(cfg.v_block_scale_layout, token, i, number)
+            places.append((*before, row, head, byte))
+        words.append(_joined(tensor, tuple(places), exists))
     return tuple(words)
+
+
+@cute.jit
+def _joined(tensor: cute.Tensor, places: tuple, exists: cutlass.Boolean) -> Int32:
+    """A word of four bytes of a tensor; 0 if they do not exist."""
+    value = Int32(0)
+    if exists:
+        value = _word_of_four(tensor, places)
+    return value
+
+
+def _word_of_four(tensor, places: tuple):
+    value = Int32(0)
+    for i, at in enumerate(places):
+        value = value | tensor[at].to(Int32) << 8 * i
+    return value
 
 
 @cute.jit

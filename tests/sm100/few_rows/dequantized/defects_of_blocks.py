@@ -22,6 +22,11 @@ attention_places.KNOWN[CONFIG.name] = CONFIG
 
 
 def subject(level) -> Subject:
+    return subject_of(NAME, level)
+
+
+def subject_of(name: str, level, **options) -> Subject:
+    """options: further arguments of the call, as those that say how its scales lie."""
     generator = torch.Generator().manual_seed(1)
     q = torch.randn(2, 1, 8, 128, generator=generator).bfloat16()
     k, v = torch.randint(0, 256, (2, 2, 300, 1, 64), generator=generator).byte()
@@ -30,10 +35,10 @@ def subject(level) -> Subject:
 
     def call(out):
         return flash_attn_func(
-            q, k, v, k_block_scale=of_k, v_block_scale=of_v, return_lse=True, out=out
+            q, k, v, k_block_scale=of_k, v_block_scale=of_v, return_lse=True, out=out, **options
         )
 
-    return Subject(NAME, executes(call, q, level))
+    return Subject(name, executes(call, q, level))
 
 
 PRODUCT = lines("kernel", r"mul\.rn\.f16x2 (\S+), (\S+), (\S+);")

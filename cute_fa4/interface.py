@@ -275,7 +275,7 @@ def flash_attn_func(
     k_block_scale, v_block_scale  float8_e4m3fn, of k and v of 4 bits (NVFP4) under q of 16 bits: k and v are uint8 with
                   head_dim / 2 bytes a row, two E2M1 numbers each, the even column in the low bits, and these are as
                   they with head_dim / 16, one for each 16 numbers. Stored number * block scale * k_descale, of one
-                  number or (batch, heads_kv), is meant. cute_fa4.nvfp4 makes them; head dims of 64 and 128
+                  number or (batch, heads_kv), is meant. cute_fa4.nvfp4 makes them; head dims of 64, 128, 192, 256
     v_block_scale_layout  "linear", or "interleaved4": v_block_scale in the order that kernels of TensorRT-LLM read
                   (docs/serving/four_bits.md), of dense k and v or pages of multiples of 4 rows; k_block_scale is linear
     q_quantize    for q of 16 bits over k and v of float8. "never": q stays unchanged, with the error of 16 bits;

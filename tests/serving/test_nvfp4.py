@@ -27,6 +27,7 @@ from cute_fa4.dtypes import DTYPES
 from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
+from cute_fa4.sm100.wide.dequantized.schedule import SlotWideTile
 from tests import pairwise
 from tests.serving.batches import (
     Batch,
@@ -101,7 +102,14 @@ OPTIONS = {
     "mask": ("causal", "window or chunked"),
     "storage": ((16, "NHD"), (48, "HND"), (5, "NHD"), "dense", "packed"),  # boxes, gathered rows
     "group": (1, 7, 16),  # tiles of 8, padded groups, 16
-    "tensors": ((torch.bfloat16, 128, 128), (torch.float16, 64, 128), (torch.bfloat16, 128, 64)),
+    "tensors": (
+        *((torch.bfloat16, 128, 128), (torch.float16, 64, 128), (torch.bfloat16, 128, 64)),
+        *(
+            (torch.bfloat16, 256, 256),
+            (torch.float16, 192, 128),
+            (torch.bfloat16, 192, 192),
+        ),  # units
+    ),
     "queries": (1, 2, 40),  # 40: several blocks of 32 rows
     "parts": (1, 3),  # with a sink
 }
@@ -141,7 +149,11 @@ def test_options_together_agree_with_float64(mask, storage, group, tensors, quer
         num_splits=parts, mode="hostile", seed=1, learnable_sink=sinks, **options,
     )  # fmt: skip
     assert_agrees(batch, out, lse, visible=visible, sink=sinks, scales=[None, *numbers])
-    assert all(isinstance(config.schedule, DequantizedTile) for config in asked)
+    assert {type(config.schedule) for config in asked} == {schedule_of(depth)}
+
+
+def schedule_of(depth: int) -> type:
+    return DequantizedTile if depth <= 128 else SlotWideTile
 
 
 SAME_NUMBERS = {
@@ -149,6 +161,7 @@ SAME_NUMBERS = {
     "pages, heads first": dict(storage=(48, "HND"), options=dict(causal=True), depths=(64, 128)),
     "gathered rows": dict(storage=(12, "NHD"), depths=(128, 64)),
     "dense": dict(storage="dense", keys=(297, 120)),  # and three unused rows
+    "wide heads": dict(storage=(16, "NHD"), depths=(192, 256)),
     "parts": dict(storage=(16, "NHD"), options=dict(num_splits=3)),
     "clusters": dict(storage=(16, "NHD"), keys=(520,), options=dict(num_splits=0)),
 }
@@ -331,11 +344,16 @@ def test_torchs_dtype_of_four_bits_is_refused_with_the_view_that_is_accepted():
 
 
 def test_other_head_dims_and_gradients_are_refused():
-    wide = call_of(depth=96)
+    odd = call_of(depth=96)
     with pytest.raises(
-        ValueError, match="q: head_dim 96 over k and v of 4 bits; accepted: 64 or 128"
+        ValueError, match="q: head_dim 96 over k and v of 4 bits; accepted: 64 or 128 or 192 or 256"
     ):
-        flash_attn_func(**wide)
+        flash_attn_func(**odd)
+    wide = call_of(depth=256)
+    with pytest.raises(
+        ValueError, match="v: head_dim 256 .* q of head_dim 128; accepted: 64 or 128,"
+    ):
+        flash_attn_func(**call_of() | {name: wide[name] for name in ("v", "v_block_scale")})
     call = call_of()
     with pytest.raises(NotImplementedError, match="requires_grad is True .* with k_block_scale"):
         flash_attn_func(**call | {"q": call["q"].requires_grad_()})
@@ -371,8 +389,12 @@ def test_capabilities_and_model_lists_know_the_cache():
     for more in (dict(cache_seqlens=True, page_table=True), dict(seqlen_q=500)):
         [row] = capabilities(**ask, head_dim=128, **more)
         assert row.runs and row.families == ("mhawiden",)
-    [row] = capabilities(**ask, head_dim=256, cache_seqlens=True)
-    assert not row.runs and "head_dim 256 over k_cache and v_cache of 4 bits" in row.reasons[0]
+    for queries in (1, 500):
+        wide = dict(head_dim=192, head_dim_v=128, cache_seqlens=True, seqlen_q=queries)
+        [row] = capabilities(**ask, **wide)
+        assert row.runs and row.families == ("mhawidewiden",)
+    [row] = capabilities(**ask, head_dim=96, cache_seqlens=True)
+    assert not row.runs and "head_dim 96 over k_cache and v_cache of 4 bits" in row.reasons[0]
     listed = configs_for_model(head_dim=128, heads_q=64, heads_kv=8, kv_dtype="e2m1", descales="kv")
     attention = [config for config in listed if isinstance(config, FA4Config)]
     assert attention and {config.kv_dtype for config in attention} == {"e2m1"}

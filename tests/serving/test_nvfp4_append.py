@@ -120,7 +120,7 @@ def appended(cache: Cache, new: list, packed: bool, given: dict, picked=None) ->
 
 OPTIONS = {
     "storage": ((16, "NHD"), (48, "HND"), (5, "NHD"), (0, "NHD")),
-    "depths": ((128, 128), (64, 128), (128, 64), (64, 64)),
+    "depths": ((128, 128), (64, 128), (128, 64), (64, 64), (256, 256), (192, 128)),
     "dtype": (torch.bfloat16, torch.float16),
     "packed": (True, False),
     "factors": ("none", "one number", "of heads"),
@@ -347,7 +347,9 @@ def test_capabilities_and_model_lists_know_the_append():
     [row] = capabilities(**ask, head_dim=128)
     assert row.runs and row.families == ("mhawiden",)
     [row] = capabilities(**ask, head_dim=256)
-    assert not row.runs and "head_dim 256 over k_cache and v_cache of 4 bits" in row.reasons[0]
+    assert row.runs and row.families == ("mhawidewiden",)
+    [row] = capabilities(**ask, head_dim=96)
+    assert not row.runs and "head_dim 96 over k_cache and v_cache of 4 bits" in row.reasons[0]
     listed = configs_for_model(
         head_dim=128, heads_q=64, heads_kv=8, dtype="fp16", kv_dtype="e2m1", descales="kv"
     )

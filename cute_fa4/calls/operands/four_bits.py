@@ -6,10 +6,12 @@ import torch
 
 from cute_fa4.dtypes import BF16, DTYPES, E2M1, OPERANDS, names_of
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP4
+from cute_fa4.sm100.choose.which_kernel import dequantizes_rows, in_units
 
 BYTES = DTYPES[E2M1.element].torch  # two numbers an element
 PAIRS = E2M1.torch  # torch's own dtype of the same bytes, which few of its functions take
 KEY_DTYPE_NAMES = names_of(OPERANDS) | {BYTES: E2M1.name}  # of k and v
+DEPTHS_OF_ROWS = tuple(depth for depth in DEPTHS_OF_FP4 if dequantizes_rows(depth, 0))
 # Remedies where a head dim has no kernel.
 PADDING = {
     "q": "of q and k together; pad both with zeros to the next of them and pass softmax_scale",
@@ -30,9 +32,11 @@ def check_columns(q, k, v) -> None:
             f"k: {k.shape[-1]} bytes a row, shape {tuple(k.shape)}, while q has head_dim {head_dim}; accepted: "
             f"{head_dim // 2}, two numbers a byte"
         )
-    for name, depth in (("q", head_dim), ("v", columns_of(v))):
-        if depth not in DEPTHS_OF_FP4:
+    of_v = DEPTHS_OF_FP4 if in_units(head_dim, 0, E2M1.name) else DEPTHS_OF_ROWS
+    for name, depth, accepted in (("q", head_dim, DEPTHS_OF_FP4), ("v", columns_of(v), of_v)):
+        if depth not in accepted:
+            also = f" with q of head_dim {head_dim}" if name == "v" else ""
             raise ValueError(
-                f"{name}: head_dim {depth} over k and v of 4 bits; accepted: {' or '.join(map(str, DEPTHS_OF_FP4))}, "
-                f"{PADDING[name]}"
+                f"{name}: head_dim {depth} over k and v of 4 bits{also}; accepted: "
+                f"{' or '.join(map(str, accepted))}, {PADDING[name]}"
             )

@@ -1,6 +1,7 @@
-"""RawRows: tiles whose keys arrive as 8-bit rows in the slot of the ring where they become 16-bit.
+"""RawRows: tiles whose keys arrive as rows of 8 or 4 bits in the slot of the ring where they become 16-bit.
 
 A row of a slot is a line of 128 bytes: 128 columns of 8 bits as it arrives, 64 columns of 16 bits as the MMA reads it.
+128 columns of 4 bits are its first half; whatever follows them in memory is the rest, which nothing reads.
 """
 
 from cute_fa4.layouts.operand_tiles import KMajorTile

@@ -50,7 +50,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ...dtypes import is_quantized, row_of
+from ...dtypes import CACHED, is_quantized, row_of
 from ...scales import Scales
 from ..blueprint import bands, tuning
 from ..blueprint.reach import DEPTHS_OF_FP8, QK_DEPTHS_OF_FP8
@@ -184,7 +184,7 @@ class Call:
 
     @property
     def of_4_bits(self) -> bool:
-        """Whether k and v have 4 bits, with scales of blocks: one family dequantizes them."""
+        """Whether k and v have 4 bits, with scales of blocks: always dequantized."""
         return row_of(self.kv_dtype).in_byte > 1
 
     @cached_property
@@ -226,7 +226,7 @@ class Call:
             return True
         runs = may_be_beside_dequantized(self.rope_dtype, self.qkv_dtype)
         by_key = bool(self.descales.of_keys)
-        return not self.of_4_bits and dequantizes_units(self.head_dim, self.rope, runs, by_key)
+        return dequantizes_units(self.head_dim, self.rope, runs, by_key)
 
     @property
     def may_swap(self) -> bool:
@@ -308,7 +308,7 @@ def dequantizes_units(
 
 def in_units(head_dim: int, rope: int, stored: str | None) -> bool:
     """Whether k and v of another dtype than q, `stored`, are dequantized in units of columns; None: they have q's."""
-    return is_quantized(stored) and not dequantizes_rows(head_dim, rope)
+    return stored in CACHED and not dequantizes_rows(head_dim, rope)
 
 
 class Kernel(NamedTuple):

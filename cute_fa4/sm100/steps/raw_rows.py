@@ -1,4 +1,4 @@
-"""Dequantize the 8-bit row of a key in its slot of the ring, 8 bits -> 16 (blueprint/raw_rows.py).
+"""Dequantize the row of a key in its slot of the ring, 8 or 4 bits -> 16 (blueprint/raw_rows.py).
 
 A thread owns a key. It reads and writes the lines of this key alone, so nothing but the slot's own barriers orders the
 threads. Both formats are swizzled alike, in pieces of 16 bytes.
@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from ...dtypes import row_of
 from ..sync.kernel_args import Events, Smem
 from ..sync.pipelines import KVConsumerPipeline, Slot
-from . import row_math
+from . import cache_blocks, row_math
 from .pieces import as_fp16, load_piece, numbers_of
 from .store import PIECE_BYTES, store_piece
 
@@ -19,6 +19,7 @@ LINE_BYTES = 128  # of a key in a chunk: 128 columns of 8 bits, or 64 of 16
 LINES_OF_SWIZZLE = 8
 PIECES = LINE_BYTES // PIECE_BYTES
 WORDS_OF_PIECE = 2  # of 8 bits that fill a piece of 16
+COLUMNS_OF_PIECE = PIECE_BYTES // 2  # of 16 bits
 
 
 def line_of(address, key):
@@ -34,21 +35,27 @@ def piece_of(line, number: int, offset: int):
     return (line ^ number * PIECE_BYTES) + offset
 
 
-def dequantize_row(dtypes: tuple[str, str], line, raw: int, chunks: Iterable[int]):
+def dequantize_row(
+    dtypes: tuple[str, str], line, raw: int, chunks: Iterable[int], factors: list | None = None
+):
     """Dequantize the row of a key into chunks of 64 columns. line: from line_of.
 
     dtypes       as stored, and as multiplied
     raw, chunks  offsets from `line` of the row, and of the key's line in each chunk. The last one may be the row's own
                  place: all of its columns are in registers before they are stored
+    factors      of the blocks of these columns, from cache_blocks.factors; None: there are none
     """
     stored, dtype = dtypes
+    in_byte = row_of(stored).in_byte
+    of_chunk, of_piece = PIECES // 2 // in_byte, WORDS_OF_PIECE // in_byte
     for chunk, at in enumerate(chunks):
         words = []
-        for piece in range(PIECES // 2):
-            words += load_piece(piece_of(line, chunk * PIECES // 2 + piece, raw))
+        for piece in range(of_chunk):
+            words += load_piece(piece_of(line, chunk * of_chunk + piece, raw))
         for piece in range(PIECES):
-            part = words[WORDS_OF_PIECE * piece : WORDS_OF_PIECE * (piece + 1)]
-            found = as_fp16(part, stored)
+            found = as_fp16(words[of_piece * piece : of_piece * (piece + 1)], stored)
+            column = (chunk * PIECES + piece) * COLUMNS_OF_PIECE
+            found = cache_blocks.scaled(stored, found, factors, column)
             if dtype != row_of(stored).dequantized_to:
                 found = row_math.pack(numbers_of(found), dtype)
             store_piece(piece_of(line, piece, at), found)

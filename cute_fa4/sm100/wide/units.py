@@ -18,7 +18,8 @@ def k_unit(cfg, k: KVBuffer, unit: int) -> KVBuffer:
     """The columns of a unit of K, in any slot."""
     columns = cfg.tiles.unit_columns
     contraction = cfg.tiles.k_columns(unit)
-    return _part(k, columns=columns, contraction=contraction, first_column=unit * columns)
+    first = unit * columns // cfg.in_element
+    return _part(k, columns=columns, contraction=contraction, first_column=first)
 
 
 def k_span(cfg, k: KVBuffer, rope: KVBuffer, unit: int, span: int) -> tuple[KVBuffer, bool]:
@@ -35,7 +36,7 @@ def k_span(cfg, k: KVBuffer, rope: KVBuffer, unit: int, span: int) -> tuple[KVBu
 
 def v_unit(cfg, v: KVBuffer, unit: int) -> KVBuffer:
     """The CTA's own columns of a unit of V, in any slot; those of the next CTA follow."""
-    first = unit * cfg.tiles.unit_columns
+    first = unit * cfg.tiles.unit_columns // cfg.in_element
     return _part(v, columns=cfg.tiles.v_cols_per_cta, first_column=first)
 
 

@@ -9,7 +9,7 @@
             per thread where rows are columns (few_rows/token_scales.py)
 
     K, V    with 4 bits k_block_scale, v_block_scale have an e4m3 number for each 16 columns of a key and head: they are
-            multiplied where the columns are dequantized (few_rows/dequantized/blocks.py)
+            multiplied where the columns are dequantized (steps/cache_blocks.py)
 
     k_rope  k_rope_descale has a number for each key, for dequantized columns (`wide/dequantized_rope/dequantize.py`)
 

@@ -5,7 +5,7 @@
 
 Per key tile, a thread does 2 loads of 16 bytes for 32 columns, one conversion for two elements, and one store of 16
 bytes for 8 columns of V. Columns of 4 bits are half the loads, and each word is multiplied by the scale of its block
-(blocks.py). Every work tile starts with Q (queries.py). A slot of the ring is free once it has been read.
+(steps/cache_blocks.py). Every work tile starts with Q (queries.py). A slot of the ring is free once it has been read.
 """
 
 import cutlass
@@ -13,12 +13,13 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...instructions import tensor_memory
+from ...steps import cache_blocks
 from ...steps.pieces import WORDS, as_fp16, load_piece
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
-from . import blocks, queries
+from . import queries
 
 COLUMNS_OF_STORE = 64  # of K: 32 columns of tensor memory
 COLUMNS_OF_LINE = PIECE_BYTES // 2  # of V in a piece of its line
@@ -35,7 +36,9 @@ def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int, of_key: lis
     address = smem.kv_address + slot * cfg.tiles.kv_slot_bytes
     for piece in range(first, first + number):
         words += load_piece(address + tile.offset(key, piece * PIECE_BYTES))
-    return blocks.scaled(cfg, as_fp16(words, cfg.kv_dtype), of_key, first * columns_of_piece(cfg))
+    return cache_blocks.scaled(
+        cfg.kv_dtype, as_fp16(words, cfg.kv_dtype), of_key, first * columns_of_piece(cfg)
+    )
 
 
 def dequantize_k(cfg, smem: Smem, slot, key, k_address, of_key: list | None):
@@ -86,7 +89,7 @@ def key_tile(
     kv: KVConsumerPipeline,
     at: Slot,
     tile: Int32,
-    mine: blocks.Key,
+    mine: cache_blocks.Key,
 ) -> Slot:
     """K and V of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
     key = mine.key
@@ -95,14 +98,18 @@ def key_tile(
     kv.wait(at)
     events.k_free.wait(buffer, free)
     tensor_memory.fence_after()
-    of_k = None if cutlass.const_expr(mine.scales is None) else blocks.factors(mine.scales.of_k)
+    of_k = (
+        None if cutlass.const_expr(mine.scales is None) else cache_blocks.factors(mine.scales.of_k)
+    )
     dequantize_k(cfg, smem, at.index, key, tmem + first + buffer * (second - first), of_k)
     cute.arch.mbarrier_arrive(kv.empty + at.index)
     events.k_wide.arrive(buffer)
     at = at.next(kv.slots)
     kv.wait(at)
     events.v_free.wait(buffer, free)
-    of_v = None if cutlass.const_expr(mine.scales is None) else blocks.factors(mine.scales.of_v)
+    of_v = (
+        None if cutlass.const_expr(mine.scales is None) else cache_blocks.factors(mine.scales.of_v)
+    )
     dequantize_v(cfg, smem, at.index, key, smem.v_address + buffer * cfg.tiles.v_tile.nbytes, of_v)
     cute.arch.mbarrier_arrive(kv.empty + at.index)
     events.v_wide.arrive(buffer)
@@ -133,10 +140,10 @@ def run(
                 cute.arch.fence_proxy("async.shared", space="cta")
                 events.q_wide.arrive(of_q & 1)
             of_q = of_q + 1
-        of_key = blocks.begin(cfg, args, work, key)
+        of_key = cache_blocks.begin(cfg, args, work, key)
         for n in cutlass.range(work.tiles.count, unroll=1):
-            ahead = blocks.read(cfg, args, work, key, work.tiles.first + n + 1, of_key)
-            at = key_tile(cfg, smem, tmem, events, kv, at, tile, blocks.Key(key, of_key))
+            ahead = cache_blocks.read(cfg, args, work, key, work.tiles.first + n + 1, of_key)
+            at = key_tile(cfg, smem, tmem, events, kv, at, tile, cache_blocks.Key(key, of_key))
             tile, of_key = tile + 1, ahead
         number = number + 1
         work = queue.next(cfg, args, number)

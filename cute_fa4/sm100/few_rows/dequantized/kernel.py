@@ -17,7 +17,7 @@ A key tile of depth 128 takes 1,280 cycles of a B200's memory, half of a 16-bit 
 memory (128 bytes a cycle): 256 to arrive, 256 to be read, 256 to write V in fp16, and 256 to multiply it. K goes to
 tensor memory instead, so it all fits. The conversions take about 300 cycles (docs/decisions/0018). A cache of 4 bits
 (NVFP4) delivers 720 cycles of bytes instead, and each conversion is followed by a multiplication by the scale of its
-block, which the threads read (blocks.py).
+block, which the threads read (steps/cache_blocks.py).
 
 Read next: dequantize.py, queries.py, products.py, tiles.py, barriers.py, and few_rows/kernel.py.
 """

@@ -1,4 +1,4 @@
-"""SM100MHAWideWiden: 16-bit queries over 8-bit keys with wide heads or RoPE columns, dequantized in their slots.
+"""SM100MHAWideWiden: 16-bit queries over 8-bit or 4-bit keys with wide heads or RoPE columns, dequantized in slots.
 
 Steady state of one CTA, 192 columns of K. A line is an issue slot, not a duration; Q K0 has two units, V0 one.
 

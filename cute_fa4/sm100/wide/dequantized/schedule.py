@@ -1,7 +1,8 @@
-"""SlotWideTile: WideTile over keys of 8 bits, which two warps dequantize in their slots of the ring.
+"""SlotWideTile: WideTile over keys of 8 or 4 bits, which two warps dequantize in their slots of the ring.
 
     FA4Config(qk_depth=192, ov_depth=128, kv_dtype="e4m3", schedule=SlotWideTile())                  bf16
     FA4Config(qk_depth=192, ov_depth=128, kv_dtype="e4m3", rope_depth=64, schedule=SlotWideTile())   RoPE columns too
+    FA4Config(qk_depth=256, kv_dtype="e2m1", schedule=SlotWideTile())                                NVFP4
 
 A slot holds a unit of 128 columns, 32 KiB: at depth 256 four slots fit beside Q, a unit in each running product and two
 in flight. Q and K are multiplied in the dtype of q, P and V in fp16 (docs/decisions/0031).
@@ -10,7 +11,7 @@ in flight. Q and K are multiplied in the dtype of q, P and V in fp16 (docs/decis
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cute_fa4.dtypes import QUANTIZED, is_quantized
+from cute_fa4.dtypes import CACHED, QUANTIZED
 
 from ...blueprint.problem import Problem
 from ...blueprint.reach import DEEP_OF_FP8, DEPTHS_OF_FP8, QK_DEPTHS_OF_FP8, Extra
@@ -33,7 +34,9 @@ class SlotWideTile(WideTile):
     qk_depths: ClassVar[tuple] = QK_DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8 + DEEP_OF_FP8
     barrier_table: ClassVar = staticmethod(barriers.table)
-    extras: ClassVar[Extra] = Extra.ROPE | Extra.DEQUANTIZED_KEYS | Extra.DEQUANTIZED_ROPE
+    extras: ClassVar[Extra] = (
+        Extra.ROPE | Extra.DEQUANTIZED_KEYS | Extra.DEQUANTIZED_ROPE | Extra.CACHE_BLOCKS
+    )
 
     warps: WarpRoles = field(default_factory=DequantizingWarpRoles)
 
@@ -41,9 +44,9 @@ class SlotWideTile(WideTile):
         return SlotWideTiles.of(problem)
 
     def refusals(self, problem: Problem) -> list[str]:
-        if not is_quantized(problem.kv_dtype):
+        if problem.kv_dtype not in CACHED:
             return [
-                f"kv_dtype={problem.kv_dtype!r}: these kernels dequantize keys: use one of {', '.join(QUANTIZED)}, or "
+                f"kv_dtype={problem.kv_dtype!r}: these kernels dequantize keys: use one of {', '.join(CACHED)}, or "
                 "schedule=WideTile()"
             ]
         why = super().refusals(problem)

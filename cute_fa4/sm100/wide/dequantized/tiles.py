@@ -1,7 +1,7 @@
-"""SlotWideTiles: WideTiles whose units have 128 columns and arrive as 8-bit rows in the slot where they become 16-bit.
+"""SlotWideTiles: WideTiles whose units have 128 columns and arrive as narrow rows in the slot where they become 16-bit.
 
     slot of the ring         first 16 KiB            last 16 KiB
-    from memory              -                       128 keys x 128 columns of 8 bits
+    from memory              -                       128 keys x 128 columns of 8 bits, or of 4 in half of each line
     as the MMA takes it      columns 0..63           columns 64..127, 128 keys x 64 columns of 16 bits each
 
     K tile    unit 0 | unit 1 | RoPE columns         a unit of their own for columns of K in a separate tensor

@@ -10,10 +10,13 @@ import pytest
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
+from cute_fa4.sm100.steps import cache_blocks
+from cute_fa4.sm100.wide import loads as wide_loads
 from cute_fa4.sm100.wide.dequantized import dequantize, kernel, loads
 from tests.emulator.mutations.quick import quick_or_sweep
-from tests.serving.batches import assert_agrees
+from tests.serving.batches import Batch, assert_agrees, packed_q, run
 from tests.serving.test_k_rope import causal
+from tests.serving.test_nvfp4 import Cache
 from tests.sm100.steps import raw_row_defects
 from tests.sm100.wide.dequantized.test_attention import with_rope
 
@@ -36,7 +39,8 @@ def of_unit(number: int, change):
     def planted(made):
         def formats(cfg):
             found = made(cfg)
-            found[number] = change(*found[number])
+            columns, *dtypes = change(found[number].columns, *found[number].dtypes)
+            found[number] = replace(found[number], columns=columns, dtypes=tuple(dtypes))
             return found
 
         return formats
@@ -83,5 +87,49 @@ def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     raw_row_defects.is_noticed(monkeypatch, DEFECTS[name], name, is_right)
 
 
+def is_right_of_4_bits(mode: str, seed: int) -> bool:
+    """Three key tiles of two units of K and of V each, whose scales all differ."""
+    repeat.clear()
+    cache = Cache.draw([300], 1, {"k": 256, "v": 192})
+    q = Batch.draw([2], [300], heads=(1, 1), depth=256).q
+    batch = Batch(q, cache.meant("k"), cache.meant("v"))
+    try:
+        results = run(packed_q(batch), cache.stored(q, 16, "NHD"), {}, mode=mode, seed=seed)
+        assert_agrees(batch, *results)
+    except (AssertionError, emulator.EmulatorError):
+        return False
+    return True
+
+
+def of_other_keys(made):
+    """A thread takes the scales of its keys in the other order."""
+    return lambda of_units, words: made(of_units, words[::-1])
+
+
+DEFECTS_OF_4_BITS = {
+    "the scales of the thread's other key": (dequantize, "with_scales", of_other_keys),
+    "every unit has the scales of the first": (dequantize, "first_block", lambda made: lambda cfg, unit: 0),
+    "V has the scales of K": (dequantize, "scales_of_v", lambda made: dequantize.scales_of_k),
+    "scales are those of the key tile before": (
+        cache_blocks, "_of_tile", lambda made: lambda cfg, work, key, n: made(cfg, work, key, n - (n > 0)),
+    ),
+    "blocks of a piece are one on": (
+        cache_blocks, "scaled", lambda made: lambda stored, words, of, column: made(stored, words, of, column + 16),
+    ),
+    "units begin twice as far in a row": (
+        wide_loads, "k_unit", lambda made: lambda cfg, k, unit: made(cfg, k, 2 * unit),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", quick_or_sweep(DEFECTS_OF_4_BITS, ("every unit has the scales of the first",))
+)
+def test_a_mistake_with_scales_of_blocks_is_noticed(own_kernels, monkeypatch, name):
+    raw_row_defects.is_noticed(monkeypatch, DEFECTS_OF_4_BITS[name], name, is_right_of_4_bits)
+
+
 def test_the_list_names_what_there_is():
-    assert len(DEFECTS) == 19 and kernel.KERNEL.__name__ == "SM100MHAWideWiden"
+    assert is_right_of_4_bits("hostile", 1)
+    assert len(DEFECTS) == 19 and len(DEFECTS_OF_4_BITS) == 6
+    assert kernel.KERNEL.__name__ == "SM100MHAWideWiden"

@@ -1,8 +1,8 @@
-"""Scales of blocks of a 4-bit cache (NVFP4), where a thread owns a key: K and V are multiplied as they are dequantized.
+"""Scales of blocks of a 4-bit cache (NVFP4), where a thread owns keys: K and V are multiplied as they are dequantized.
 
     K, V    E2M1 number * e4m3 scale of its 16 columns, both as fp16: exact (docs/numerics_eight_bits.md)
 
-A thread reads the scales of its key from global memory one key tile ahead, in parallel with the conversions: 8 bytes of
+A thread reads the scales of a key from global memory one key tile ahead, in parallel with the conversions: 8 bytes of
 K and 8 of V at depth 128. The page of a key is looked up two tiles ahead, because a warp waits for an address. The
 global scales are k_descale and v_descale, as those of an 8-bit cache.
 """
@@ -13,8 +13,8 @@ from cutlass import Int32
 
 from cute_fa4.dtypes import DTYPES, E4M3
 
-from ...steps.pieces import as_fp16, both_halves, multiplied_halves
-from ...work import blocks, scales
+from ..work import blocks, scales
+from .pieces import as_fp16, both_halves, multiplied_halves
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,14 @@ def factors(words: tuple) -> list:
     return [two for pair in as_fp16(list(words), E4M3.name) for two in both_halves(pair)]
 
 
-def scaled(cfg, numbers: list, of_key: list | None, column: int) -> list:
-    """Words of two fp16 from a column on, times their scales; columns beyond the depth have none and are zeros."""
+def scaled(stored: str, numbers: list, of_key: list | None, column: int) -> list:
+    """Words of two fp16 from a column on, times their scales; columns beyond the depth have none and are zeros.
+
+    stored: the dtype of the cache
+    """
     if of_key is None:
         return numbers
-    block = DTYPES[cfg.kv_dtype].block
+    block = DTYPES[stored].block
     out = []
     for i in range(0, len(numbers), block // 2):
         number = (column + 2 * i) // block

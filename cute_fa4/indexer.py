@@ -125,7 +125,7 @@ def topk_indices(
     starts, ends   (rows,) int32: a row sees keys starts[i] <= j < ends[i]; None: all. A logit of -inf is not seen
 
     The result is exact and the same in every run: of equal logits the smaller index wins, NaN counts as the highest,
-    and -0 equals 0. One CTA reads a row five times, from the L2 cache where the row fits.
+    and -0 equals 0. A row is read five times, by one CTA, or by a cluster where rows are few and long.
     """
     if check_length("k", k) is None:
         raise TypeError("k: None; accepted: a number of keys")

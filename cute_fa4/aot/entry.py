@@ -166,6 +166,14 @@ def _of_indexer(values: dict) -> list:
     return [config]
 
 
+def _of_topk(values: dict) -> list:
+    config = TopKConfig(**values)
+    why = config.refusals()
+    if why:
+        raise ValueError("; ".join(why))
+    return [config]
+
+
 def _of_block_lists(values: dict) -> list:
     _require(values, "makes")
     _one_of(values, makes=tuple(MAKES), arch=ARCHES)
@@ -224,9 +232,7 @@ _OF_ONE = {
         ("heads",),
         lambda config: IndexerConfig(config.heads, queries_of_tile(config.heads)),
     ),
-    "topk": _Kind(
-        TopKConfig, lambda values: [TopKConfig(**values)], (), lambda config: TopKConfig()
-    ),
+    "topk": _Kind(TopKConfig, _of_topk, (), lambda config: TopKConfig()),
     "block_lists": _Kind(
         BlockListsConfig, _of_block_lists, (), lambda config: BlockListsConfig("")
     ),

@@ -226,6 +226,10 @@ INDEXER = {
     "clean": Field("switch", "-inf for keys that a query does not see; default: on"),
     "arch": _ARCH,
 }
+TOPK = {
+    "ctas": Field("number", "of a row: 1, 2, 4 or 8; default: 1"),
+    "arch": _ARCH,
+}
 BLOCK_LISTS = {
     "makes": Field("text", f"{', '.join(MAKES)}; required"),
     "arch": _ARCH,
@@ -238,7 +242,7 @@ KINDS = {
     "combine": COMBINE,
     "backward": BACKWARD,
     "indexer": INDEXER,
-    "topk": {"arch": _ARCH},
+    "topk": TOPK,
     "block_lists": BLOCK_LISTS,
 }
 TITLES = {

@@ -112,6 +112,7 @@ def latent(
 def indexer(head_dim: int, heads_q: int, heads_kv: int, page_sizes: tuple, arch: str) -> list:
     """The kernels of cute_fa4.indexer for calls of any number of queries. ValueError for heads that have none."""
     from cute_fa4.sm100.indexer.config import (
+        CTAS_OF_ROW,
         DEPTH,
         WIDE_TILE,
         IndexerConfig,
@@ -134,7 +135,7 @@ def indexer(head_dim: int, heads_q: int, heads_kv: int, page_sizes: tuple, arch:
     why = dict.fromkeys(reason for config in found for reason in config.refusals())
     if why:
         raise ValueError(f"calls: 'indexer' and {'; '.join(why)}")
-    return [*found, TopKConfig(arch)]
+    return [*found, *(TopKConfig(arch, ctas) for ctas in CTAS_OF_ROW)]
 
 
 def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:

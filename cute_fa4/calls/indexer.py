@@ -24,6 +24,7 @@ from cute_fa4.calls.operands.tensors import (
 from cute_fa4.calls.split_keys.split import num_sms
 from cute_fa4.dtypes import E4M3
 from cute_fa4.sm100.indexer.config import (
+    CTAS_OF_ROW,
     DEPTH,
     KEYS,
     MOST_HEADS,
@@ -34,12 +35,14 @@ from cute_fa4.sm100.indexer.config import (
     queries_of_tile,
     tiles_of,
 )
+from cute_fa4.system.clusters import most_clusters
 from cute_fa4.system.devices import target_of
 
 SCALE_BYTES = 4
 KEY_BYTES = DEPTH + SCALE_BYTES  # of a cache: its numbers and its scale
 BYTES = (torch.uint8, torch.int8, E4M3.torch)
 MOST_TILES = 32  # key tiles of a CTA
+LEAST_SHARED = 16384  # keys: with fewer, CTAs wait longer for each other than they read
 CTAS_OF_SM = 4  # CTAs for each SM, from which on a CTA gets more key tiles
 
 
@@ -226,7 +229,8 @@ class TopK(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return self.logits.shape[0], self.k
 
-    def run(self) -> torch.Tensor:
+    def run(self, ctas: int | None = None) -> torch.Tensor:
+        """ctas: of a row; None: chosen. The result does not depend on it."""
         logits, (rows, keys) = self.logits, self.logits.shape
         if keys == 0:
             return logits.new_full(self.shape, -1, dtype=torch.int32)
@@ -240,10 +244,27 @@ class TopK(NamedTuple):
         if ends is None:
             ends = logits.new_full((rows,), keys, dtype=torch.int32)
         target = target_of(logits.device)
-        bits = with_plain_strides(logits).view(torch.int32)
+        if ctas is None:
+            ctas = ctas_of_row(rows, keys, num_sms(logits.device), logits.device)
+        plain = with_plain_strides(logits)
         with launching_on(logits.device):
-            function_for(TopKConfig(target.arch), target)(bits, starts, ends, out)
+            function_for(TopKConfig(target.arch, ctas), target)(plain, starts, ends, out)
         return out
+
+
+def ctas_of_row(rows: int, keys: int, sms: int, device: torch.device) -> int:
+    """CTAs that share a row of so many logits, none of which waits for an SM.
+
+    >>> emulated = 148, torch.device("cpu")
+    >>> [ctas_of_row(rows, 131072, *emulated) for rows in (1, 16, 17, 32, 37, 64, 75)]
+    [8, 8, 4, 4, 2, 2, 1]
+    >>> ctas_of_row(1, LEAST_SHARED - 1, *emulated)
+    1
+    """
+    if keys < LEAST_SHARED:
+        return 1
+    fitting = (ctas for ctas in CTAS_OF_ROW[:0:-1] if rows <= most_clusters(device, ctas, sms))
+    return next(fitting, 1)
 
 
 def keys_and_scales(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.indexer import BYTES, Dense, Paged, TopK
-from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig
+from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig, TopKConfig
 
 KEYS = (200, 131)  # of two sequences; without pages of the first
 NUMBERS = BYTES[-1]
@@ -44,7 +44,7 @@ def worst(config: IndexerConfig, device: str) -> tuple[float, float]:
     return float(error[seen].max()), ALLOWED
 
 
-def wrong_keys(device: str) -> tuple[float, float]:
+def wrong_keys(config: TopKConfig, device: str) -> tuple[float, float]:
     """-> (how many places of the highest logits have another key than a sort, less than one is allowed)."""
     k, ends = 64, torch.tensor(KEYS, dtype=torch.int32)
     logits = torch.randn(2, max(KEYS), generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ def wrong_keys(device: str) -> tuple[float, float]:
     call.check()
     seen = torch.arange(max(KEYS)) < ends[:, None]
     exact = logits.masked_fill(~seen, -torch.inf).topk(k).indices.sort().values
-    return float((call.run().cpu() != exact).sum()), 0.5
+    return float((call.run(config.ctas).cpu() != exact).sum()), 0.5
 
 
 def _pages(keys, scales, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -157,7 +157,7 @@ def _try(config, device: str) -> tuple[float, float]:
             "calls with fewer blocks of queries than SMs, as trials are, have another kernel"
         )
     if isinstance(config, TopKConfig):
-        return trial_indexer.wrong_keys(device)
+        return trial_indexer.wrong_keys(config, device)
     if not config.split_keys:
         return _attention(config, device, config.write_lse)
     try:

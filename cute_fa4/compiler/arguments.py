@@ -381,7 +381,7 @@ def fake_topk_arguments(config: TopKConfig) -> dict:
 
     rows = sym_int(symbol="rows")
     return dict(
-        logits=_fake("i32", (rows, sym_int())),
+        logits=_fake("f32", (rows, sym_int())),
         starts=_fake("i32", (rows,)),
         ends=_fake("i32", (rows,)),
         indices=_fake("i32", (rows, sym_int())),

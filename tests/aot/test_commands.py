@@ -184,6 +184,7 @@ INDEXERS = [
     IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False),
     IndexerConfig(24, 2, page_size=16),
     TopKConfig(),
+    TopKConfig(ctas=2),
 ]
 
 

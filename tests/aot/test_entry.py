@@ -65,7 +65,7 @@ VARIED = [
     ),
     BlockListsConfig("order", arch="sm_103a"),
     BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
-    TopKConfig("sm_103a"),
+    TopKConfig("sm_103a", 8),
     IndexerConfig(32, 4),
     IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False, arch="sm_103a"),
 ]  # fmt: skip
@@ -179,6 +179,7 @@ return_lse = [false, true]
         ("--head-dim 64 --score-mod alibi", "score_mod: 'alibi'; accepted: calls of additive_bias"),
         ("--head-dim 60 --kernel append", "head_dim: 60; accepted: a multiple of 8"),
         ("--heads 12 --kernel indexer", "heads: 12; accepted: a multiple of 8 up to 128"),
+        ("--ctas 3 --kernel topk", "ctas=3; accepted: 1, 2, 4, 8"),
         ("--heads 64 --kernel indexer --page-size 24", "page_size=24; accepted: 8, 16, 32"),
     ],
 )  # fmt: skip

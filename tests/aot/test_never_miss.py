@@ -253,7 +253,8 @@ def a_call_of_the_indexer(draw, heads: int, page: int, sizes: tuple[int, int, in
     clean, floats = {"clean_logits": draw.random() < 0.5}, dict(dtype=torch.float32)
     kind = draw.choice(("prefill", "pages", "top-k"))
     if kind == "top-k":
-        indexer.topk_indices(numbers(queries, keys, **floats), 2048, None, numbers(queries))
+        rows, keys = draw.choice(((queries, keys), (2, 40000), (30, 40000), (60, 40000)))
+        indexer.topk_indices(numbers(rows, keys, **floats), 2048, None, numbers(rows))
     elif kind == "prefill":
         q, k = numbers(queries, heads, 128, dtype=E4M3), numbers(keys, 128, dtype=E4M3)
         weights, ends = numbers(queries, heads, **floats), numbers(queries)

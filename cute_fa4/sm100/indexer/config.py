@@ -183,46 +183,74 @@ def queries_of_tile(heads: int, queries: int | None = None) -> int:
     return min(most, max(1, -(-queries // least)) * least)
 
 
-TOPK_THREADS = 512
-TOPK_WARPS = TOPK_THREADS // WARP_SIZE
+TOPK_THREADS = 1024
+TOPK_WARPS = (
+    TOPK_THREADS // WARP_SIZE
+)  # a lane for each: their counts are summed in one scan of a warp
+OF_THREAD = 8  # keys that a thread has in flight
+OF_WARP = OF_THREAD * WARP_SIZE  # consecutive keys of a warp
+STRETCH = OF_WARP * TOPK_WARPS  # keys of a CTA between two barriers
 OF_BYTE = 8  # bits of a rank that a pass finds
 BINS = 1 << OF_BYTE
 PASSES = 32 // OF_BYTE
+CTAS_OF_ROW = (1, 2, 4, 8)  # 8: the largest cluster that every launch may have
 
 
 @dataclass(frozen=True)
 class TopKSmem(SmemMap):
     """Shared memory of the kernel of the highest logits.
 
-    counts  of the values of a byte
+    counts  of each pass: of the values of a byte, among the keys of this CTA
+    totals  of a pass: the same, among the keys of the row
     found   of each pass: the byte, and how many keys with it are wanted
+    before  keys of earlier CTAs that are taken: of a higher rank than the lowest, and of the lowest
     sums    of each warp, twice
     """
 
     counts: Region
+    totals: Region
     found: Region
+    before: Region
     sums: Region
 
     @classmethod
     def of_topk(cls) -> "TopKSmem":
         return cls.of_sizes(
-            counts=F32_BYTES * BINS, found=F32_BYTES * 2 * PASSES, sums=F32_BYTES * 4 * TOPK_WARPS
+            counts=F32_BYTES * BINS * PASSES,
+            totals=F32_BYTES * BINS,
+            found=F32_BYTES * 2 * PASSES,
+            before=F32_BYTES * 2,
+            sums=F32_BYTES * 2 * TOPK_WARPS,
         )
 
 
 @dataclass(frozen=True)
 class TopKConfig:
-    """The kernel of the highest logits has no choices: rows, keys and k are bound at each call.
+    """Compile-time choices of the kernel of the highest logits; rows, keys and k are bound at each call.
 
     arch  "sm_100a" or "sm_103a"
+    ctas  of a row, 1, 2, 4 or 8: a cluster whose CTAs have consecutive keys. No result depends on it
     """
 
     arch: str = "sm_100a"
+    ctas: int = 1
+
+    def __post_init__(self):
+        plain_integers(self, "ctas")
+
+    def refusals(self) -> list[str]:
+        """Reasons why no such kernel exists, each with value and remedy."""
+        why = []
+        if self.ctas not in CTAS_OF_ROW:
+            why.append(f"ctas={self.ctas}; accepted: {', '.join(map(str, CTAS_OF_ROW))}")
+        if self.arch not in ARCHES:
+            why.append(f"arch={self.arch!r}; accepted: {' or '.join(map(repr, ARCHES))}")
+        return why
 
     @property
     def name(self) -> str:
         """
-        >>> TopKConfig().name
-        'topk_sm_100a'
+        >>> TopKConfig().name, TopKConfig(ctas=8).name
+        ('topk_sm_100a', 'topk_ctas8_sm_100a')
         """
-        return f"topk_{self.arch}"
+        return "_".join(["topk"] + [f"ctas{self.ctas}"] * (self.ctas > 1) + [self.arch])

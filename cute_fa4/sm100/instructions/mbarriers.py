@@ -57,6 +57,21 @@ def there(rank, address) -> Int32:
     )
 
 
+def load_from(address) -> Int32:
+    """The 32-bit word of another CTA at an address from there()."""
+    return Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [Int32(address).ir_value()],
+            "ld.shared::cluster.b32 $0, [$1];",
+            "=r,r,~{memory}",  # not before a barrier of the cluster
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
 def send(address, value, mbarrier):
     """Send a float32 to another CTA, whose mbarrier counts its 4 bytes; both addresses come from there().
 

@@ -92,14 +92,16 @@ def test_a_mistake_in_the_sources_is_noticed(own_kernels, monkeypatch, name):
         assert_agrees(PROBLEM, attempt())
 
 
-LOGITS = torch.randn(1, 1100, generator=torch.Generator().manual_seed(0)).round(decimals=2)
+# All begin with the same two bytes, so every warp counts in every pass.
+LOGITS = (
+    0x3F800000 + torch.randint(700, (1, 1100), generator=torch.Generator().manual_seed(0))
+).int()
 
 
-def attempt_topk() -> torch.Tensor:
-    """Three stretches of keys: both buffers of sums are used again."""
+def attempt_topk(repeats: int = 1) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmulatorWarning)
-        return topk_indices(LOGITS, 200)
+        return topk_indices(LOGITS.view(torch.float32).repeat(1, repeats), 200)
 
 
 def test_threads_of_a_row_that_do_not_meet_are_noticed():
@@ -107,7 +109,28 @@ def test_threads_of_a_row_that_do_not_meet_are_noticed():
     with pytest.raises(EmulatorError), emulator.use(transform=places):
         attempt_topk()
     found, unnoticed = missed(PTX["threads do not meet"], attempt_topk)
-    assert found == places.count > 12 and not unnoticed, unnoticed
+    assert found == places.count == 15 and unnoticed == [WHOLE], unnoticed
+    with (
+        pytest.raises(EmulatorError),
+        emulator.use(transform=planted(PTX["threads do not meet"], WHOLE)),
+    ):
+        attempt_topk(8)
+
+
+WHOLE = 13  # the barrier of whole stretches, of which a short row has none
+CLUSTERS = {
+    "counts of others are read too early": r"barrier\.cluster\.arrive;[\s\S]*?barrier\.cluster\.wait;",
+    "a CTA never says that it has read": r"barrier\.cluster\.arrive\.relaxed;",
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_ctas_of_a_row_that_do_not_meet_are_noticed(monkeypatch, name):
+    monkeypatch.setattr(indexer, "ctas_of_row", lambda *given: 2)
+    places = planted(CLUSTERS[name], 0)
+    with pytest.raises(EmulatorError), emulator.use(transform=places):
+        attempt_topk()
+    assert places.count > 0
 
 
 def test_the_unchanged_kernel_is_right():

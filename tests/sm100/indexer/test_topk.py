@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from cute_fa4 import indexer
+from cute_fa4.calls import indexer as calls_indexer
 from cute_fa4.indexer import cache_indices
+from cute_fa4.sm100.indexer.config import CTAS_OF_ROW, STRETCH
 from tests.attention.agreement import IN_ORDER, Schedule, schedules
 from tests.sm100.indexer.problems import emulated, int32
 
@@ -38,9 +40,7 @@ ROWS = {
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 9])
 def test_a_row_has_its_best_keys(k):
-    rows = torch.full((len(ROWS), 6), -INF)  # a key of -inf is not seen
-    for row, logits in zip(rows, ROWS.values(), strict=True):
-        row[: len(logits)] = torch.tensor(logits)
+    rows = edge_rows()
     found = topk_indices(rows, k)
     assert found.dtype == torch.int32
     for name, own, row in zip(ROWS, found.tolist(), rows.tolist(), strict=True):
@@ -59,9 +59,53 @@ def test_rows_see_their_own_keys():
     assert torch.equal(topk_indices(logits, 32, ends=ends)[0], torch.full((32,), -1).int())
 
 
-@pytest.mark.parametrize("schedule", schedules(3), ids=str)
-def test_long_rows_agree_under_every_schedule(schedule):
+def edge_rows() -> torch.Tensor:
+    rows = torch.full((len(ROWS), 6), -INF)  # a key of -inf is not seen
+    for row, logits in zip(rows, ROWS.values(), strict=True):
+        row[: len(logits)] = torch.tensor(logits)
+    return rows
+
+
+@pytest.mark.parametrize("ctas, k", [*((ctas, 3) for ctas in CTAS_OF_ROW[1:]), (2, 9)])
+def test_ctas_that_share_a_row_find_the_same(monkeypatch, ctas, k):
+    """Also where some of them have no key, or none that the row sees."""
+    monkeypatch.setattr(calls_indexer, "ctas_of_row", lambda *given: ctas)
+    rows = edge_rows()
+    expected = [by_definition(row, k, 0, 6) for row in rows.tolist()]
+    assert topk_indices(rows, k).tolist() == expected
+
+
+def test_rows_are_shared_where_ctas_are_few_and_keys_many(monkeypatch):
+    """The chosen kernel is the one that runs, and its result is that of a CTA alone."""
+    chosen = []
+    made = calls_indexer.TopKConfig
+    monkeypatch.setattr(calls_indexer, "LEAST_SHARED", 1000)
+    monkeypatch.setattr(
+        calls_indexer, "TopKConfig", lambda *given: chosen.append(made(*given)) or chosen[-1]
+    )
+    logits = torch.randint(-9, 9, (2, 1000), generator=torch.Generator().manual_seed(0)).float()
+    shared, alone = (
+        topk_indices(logits, 99),
+        topk_indices(logits[:, :999], 99, ends=int32(999, 990)),
+    )
+    assert [config.ctas for config in chosen] == [8, 1]
+    assert shared.tolist() == [by_definition(row, 99, 0, 1000) for row in logits.tolist()]
+    assert alone.tolist() == [
+        by_definition(row, 99, 0, end) for row, end in zip(logits.tolist(), (999, 990), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "schedule, ctas",
+    [
+        *((schedule, 1) for schedule in schedules(3)),
+        *((schedule, 2) for schedule in schedules(3)[1:]),
+    ],
+    ids=str,
+)
+def test_long_rows_agree_under_every_schedule(monkeypatch, schedule, ctas):
     """Logits that agree in 0 to 4 of their bytes, more keys than threads, and more ties than are taken."""
+    monkeypatch.setattr(calls_indexer, "ctas_of_row", lambda *given: ctas)
     generator = torch.Generator().manual_seed(3)
     bits = torch.randint(-(2**31), 2**31 - 1, (3, 1040), generator=generator, dtype=torch.int64)
     bits[1] = 0x3F800000 + bits[1] % 3  # differ in the last byte alone
@@ -71,6 +115,13 @@ def test_long_rows_agree_under_every_schedule(schedule):
     found = topk_indices(logits, 250, starts, ends, schedule=schedule)
     rows = zip(logits.tolist(), starts.tolist(), ends.tolist(), strict=True)
     assert found.tolist() == [by_definition(row, 250, start, end) for row, start, end in rows]
+
+
+def test_a_row_of_two_stretches_and_a_rest():
+    """Whole stretches are read without a bound, the rest with one; both buffers of sums are used again."""
+    logits = torch.randn(1, 2 * STRETCH + 77, generator=torch.Generator().manual_seed(1))
+    expected = logits[0].topk(2048).indices.sort().values
+    assert torch.equal(emulated(indexer.topk_indices, logits, 2048)[0], expected.int())
 
 
 def test_a_call_without_keys():

@@ -8,5 +8,5 @@ VARIANTS: dict[str, IndexerConfig | TopKConfig] = {
     "indexer B300 24 heads": IndexerConfig(24, 4, arch="sm_103a"),
     "indexer 8 heads": IndexerConfig(8, 16),
     "topk": TopKConfig(),
-    "topk B300": TopKConfig("sm_103a"),
+    "topk 8 CTAs B300": TopKConfig("sm_103a", 8),
 }

@@ -348,8 +348,8 @@ def test_capabilities_and_model_lists_know_the_append():
     assert row.runs and row.families == ("mhawiden",)
     [row] = capabilities(**ask, head_dim=256)
     assert row.runs and row.families == ("mhawidewiden",)
-    [row] = capabilities(**ask, head_dim=96)
-    assert not row.runs and "head_dim 96 over k_cache and v_cache of 4 bits" in row.reasons[0]
+    [row] = capabilities(**ask, head_dim=320)
+    assert not row.runs and "head_dim 320 over k_cache and v_cache of 4 bits" in row.reasons[0]
     listed = configs_for_model(
         head_dim=128, heads_q=64, heads_kv=8, dtype="fp16", kv_dtype="e2m1", descales="kv"
     )

@@ -66,15 +66,64 @@ x, y = torch.randn(64, 64, device="cuda").half(), torch.zeros(64, 64, device="cu
 copy[(2,)](TensorDescriptor.from_tensor(x, [32, 64]), TensorDescriptor.from_tensor(y, [32, 64]), 32)
 assert torch.equal(x, y)
 """
+PIPELINED = """
+from cute_fa4 import emulator
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def product(a, b, c, K, M: tl.constexpr, N: tl.constexpr, DEPTH: tl.constexpr):
+    acc = tl.zeros((M, N), tl.float32)
+    for k in range(0, K, DEPTH):
+        left = a.load([0, k])
+        right = b.load([0, k])
+        acc = tl.dot(left, right.T, acc)
+    tl.store(c + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], acc)
+
+a, b = torch.randn(128, 256, device="cuda").half(), torch.randn(64, 256, device="cuda").half()
+c = torch.empty(128, 64, device="cuda")
+with emulator.use(checks=None):  # Triton 3.9 has no proxy fence between tcgen05.alloc and the copy to its bytes
+    product[(1,)](
+        TensorDescriptor.from_tensor(a, [128, 64]), TensorDescriptor.from_tensor(b, [64, 64]), c, 256, 128, 64, 64
+    )
+assert (c.double() - a.double() @ b.double().T).abs().max() < 1e-3
+"""
+GLUON = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+@gluon.jit
+def copy(source, target):
+    tile = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
+    landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(landed, count=1)
+    mbarrier.expect(landed, source.block_type.nbytes)
+    tma.async_load(source, [0, 0], landed, tile)
+    mbarrier.wait(landed, 0)
+    mbarrier.invalidate(landed)
+    tma.async_store(target, [0, 0], tile)
+    tma.store_wait(0)
+
+x, y = torch.randn(64, 64, device="cuda").half(), torch.zeros(64, 64, device="cuda").half()
+layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16)
+copy[(1,)](*(TensorDescriptor.from_tensor(z, [64, 64], layout) for z in (x, y)))
+assert torch.equal(x, y)
+"""
 
 
 def ran(program, folder, *options):
     """`run` of a program, with its own cache."""
+    return command("run", program, folder, *options)
+
+
+def command(name, program, folder, *options):
+    """A command of the emulator with a program, which has its own cache."""
     path = folder / "program.py"
     path.write_text(BEGIN + textwrap.dedent(program))
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder / "cache")}
     return scripts.run(
-        "-m", "cute_fa4.emulator", "run", *options, str(path), cwd=ROOT, env=environment
+        "-m", "cute_fa4.emulator", name, *options, str(path), cwd=ROOT, env=environment
     )
 
 
@@ -93,6 +142,22 @@ def test_kernels_with_mbarriers_run_and_lack_a_fence(program, tmp_path):
     assert "level hardware" in done.stderr
     [note] = [line for line in done.stderr.split("\n") if line.startswith("note: ")]
     assert "fence.mbarrier_init (or fence.proxy.async) is missing after mbarrier.init" in note
+
+
+@pytest.mark.parametrize(
+    "program, seen",
+    [
+        (PIPELINED, ("acc = left right", "load left", "load right", "left+right.full[1]", "acc.done[1]")),
+        (GLUON, ("load tile", "landed")),
+    ],
+    ids=["pipelined", "gluon"],
+)  # fmt: skip
+def test_memory_has_the_names_of_the_python_variables(program, seen, tmp_path):
+    """What copies write, what MMAs read and write, and what is waited for, in a trace."""
+    done = command("trace", program, tmp_path, "--text", "--as-if-cuda")
+    assert "Traceback" not in done.stderr, done.stderr
+    assert not [text for text in seen if text not in done.stdout], done.stdout
+    assert "shared 0x" not in done.stdout and "mbarrier at" not in done.stdout
 
 
 def test_the_driver_is_active_inside_only():

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from cute_fa4.emulator.host import device, host_binding, ptx_files, tensor_maps
+from cute_fa4.emulator.host import device, host_binding, ptx_files, tensor_maps, triton_names
 from cute_fa4.emulator.ptx.errors import EmulatorError
 
 # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, which Triton's own driver gives its tensor maps.
@@ -76,9 +76,9 @@ def _install(patches, checks):
     own = CompiledKernel.__init__
 
     def __init__(self, *args, **kwargs):
-        """Replaces CompiledKernel.__init__: what is loaded is the PTX, and for its registers the machine code."""
+        """Replaces CompiledKernel.__init__: what is loaded is the PTX; registers and names come from the rest."""
         own(self, *args, **kwargs)
-        self.kernel = (self.asm["ptx"], self.kernel)
+        self.kernel = (self.asm["ptx"], self.kernel, self)
 
     patches.set(CompiledKernel, "__init__", __init__)
 
@@ -165,10 +165,10 @@ class _Utilities:
         """(module, function, registers of a thread, spilled registers, largest block)."""
         from cute_fa4.emulator.model import nvdisasm
 
-        ptx, cubin = kernel
+        ptx, cubin, compiled = kernel
         host_binding.keep_machine_code(ptx, cubin)
         used = nvdisasm.resources(cubin, name)
-        function = ptx_files.load(ptx, name, checks=self.checks)
+        function = ptx_files.load(ptx, name, triton_names.found(compiled), self.checks)
         return function, function, used.registers, used.stack_bytes // 4, device.ATTRIBUTES[1]
 
     def unload_module(self, _):

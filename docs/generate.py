@@ -1,5 +1,6 @@
 """Write the generated documentation: docs/barriers.md, docs/layouts.md, the tree in docs/architecture.md, plots, the
-count of PTX spellings in docs/emulator_coverage.md, the summaries of docs/data/ in docs/verification.md.
+count of PTX spellings in docs/emulator_coverage.md, the architectures in docs/conformance.md, the summaries of
+docs/data/ in docs/verification.md.
 
 The plots show the tables of docs/performance/, which benchmarks/model.py writes.
 
@@ -19,6 +20,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from benchmarks.cycle_model import backward, hopper_energy, plots, power  # noqa: E402
+from cute_fa4.emulator.instructions import targets  # noqa: E402
 from cute_fa4.emulator.model import stated_error  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
@@ -369,6 +371,9 @@ def documents() -> dict[Path, str]:
         ),
         DOCS / "emulator_coverage.md": between_marks(
             (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()
+        ),
+        DOCS / "conformance.md": between_marks(
+            (DOCS / "conformance.md").read_text(), "targets", targets.table(spellings.known())
         ),
         DOCS / "performance/calibration.md": between_marks(
             (DOCS / "performance/calibration.md").read_text(), "others", stated_error.table()

@@ -97,7 +97,6 @@ def test_what_is_stored_is_loaded():
 
 def test_reductions_are_over_what_is_loaded():
     bench = Bench()
-    bench.machine.target = "sm_103a"
     bench.tmem.allocate(256)
     numbers = np.random.default_rng(1).normal(size=(256, 128)).astype(np.float32)
     bench.tmem.write(0, 0, numbers.view(np.uint32))

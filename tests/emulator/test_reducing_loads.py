@@ -1,4 +1,4 @@
-"""tcgen05.ld.red (sm_103a) against NumPy, and cache policies."""
+"""tcgen05.ld.red (not on sm_100a) against NumPy, and cache policies."""
 
 import numpy as np
 import pytest
@@ -69,8 +69,10 @@ def test_the_reduction_is_undefined_before_the_wait():
         run("max.f32", np.zeros((32, 4), np.float32), wait="")
 
 
-def test_it_is_an_instruction_of_sm_103a():
-    with pytest.raises(EmulatorError, match="is of sm_103a"):
+def test_sm_100a_does_not_have_it():
+    with pytest.raises(
+        EmulatorError, match="sm_100a does not have tcgen05.ld.red; sm_103a, sm_110a"
+    ):
         run("max.f32", np.zeros((32, 4), np.float32), target="sm_100a")
 
 

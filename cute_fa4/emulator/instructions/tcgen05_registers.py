@@ -107,14 +107,12 @@ def _plain_load(ins, shape, repeat):
     aligned=True,
 )
 def ld_red(warp, ins, match):
-    """Registers <- tensor memory, and one more <- their minimum or maximum, per lane (sm_103a).
+    """Registers <- tensor memory, and one more <- their minimum or maximum, per lane; not on sm_100a (targets.py).
 
     PTX ISA, "tcgen05.ld.red": without .NaN the reduction ignores NaN unless all values are NaN; .abs reduces
     absolute values. All registers are defined after tcgen05.wait::ld.
     """
     shape, repeat, operation, absolute, nan, integer = match.groups()
-    if not _target_has_reductions(warp):
-        warp.fault(f"{ins.opcode} is of sm_103a; the kernel was compiled for another target")
     plain, reduced = _plain_load(ins, shape, repeat)
     lookup(plain.opcode).function(warp, plain)
     number = {"u": np.uint32, "s": np.int32}.get(integer, np.float32)
@@ -130,11 +128,6 @@ def ld_red(warp, ins, match):
     order = warp.cta.machine.ordering
     if order is not None and order.ptx:
         warp.pending_rows = warp.pending_rows | {reduced.row}
-
-
-def _target_has_reductions(warp):
-    target = warp.cta.machine.target
-    return not target or target.startswith("sm_103")
 
 
 @instruction(pattern=rf"tcgen05\.st\.sync\.aligned\.{SHAPE}(\.unpack::16b)?\.b32", aligned=True)

@@ -16,7 +16,7 @@ from collections import Counter
 import numpy as np
 
 from cute_fa4.emulator.checks import registers
-from cute_fa4.emulator.instructions import instruction_table, lanes
+from cute_fa4.emulator.instructions import instruction_table, lanes, targets
 from cute_fa4.emulator.machine.memory import Allocation
 from cute_fa4.emulator.ptx import operand_sizes
 from cute_fa4.emulator.ptx.errors import EmulatorError, UnknownInstruction
@@ -42,6 +42,7 @@ class Program:
         self.text, self.target = ("", "") if module is None else (module.text, module.target)
         self.steps = []
         self.members = []
+        targets.check(kernel.instructions, self.target)
         self._decode()
         self._rows_read = [None] * len(self.steps)
         self.found = ()  # KernelLabels that its source gives, the first before the others
@@ -79,11 +80,11 @@ class Program:
 
     def _decode(self):
         kernel = self.kernel
-        targets = set(kernel.labels.values())
+        jumped_to = set(kernel.labels.values())
         step_of = {}  # instruction index -> step number
         run, fixups = [], []
         for index, ins in enumerate(kernel.instructions):
-            if index in targets and run:
+            if index in jumped_to and run:
                 self._close_run(run)
             lane = self._lane(ins)
             if lane:

@@ -10,34 +10,22 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cycle_model import report
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
-from cute_fa4.emulator.model.constants import Constant, fitted_b200
+from cute_fa4.emulator.model.constants import OTHER_CHIPS, Constant, of_target
 
 ARCH = "sm_103a"
 PUBLISHED_FILE = Path(__file__).with_name("published_gb300.json")
 LLAMA_HEADS = 64, 8
-_NOTES = "ademeure, B300 notes"
-
-# name: (value, source)
-DIFFERENCES = {
-    "clock_ghz": (1.92, f"{_NOTES}: sustained"),
-    "rate_mufu": (32, "FlashAttention-4 paper, section 3; ademeure measures 27"),
-    "lat_mufu": (14, f"{_NOTES}: 14 at 4 cycles a warp"),
-    "hbm_tbs": (7.30, "measured on a B300, by TMA"),
-}
+DIFFERENCES = OTHER_CHIPS["sm_103"]
 
 
 def constants() -> dict[str, Constant]:
     """The constants of the B200 with these changes; as many SMs: eight GPCs of about 18 (ademeure)."""
-    found = fitted_b200()
-    for name, (value, source) in DIFFERENCES.items():
-        found[name] = replace(found[name], value=value, source=source)
-    return found
+    return of_target(ARCH)[0]
 
 
 def published() -> dict:

@@ -76,6 +76,10 @@ H200: dict[str, Constant] = {
     "tma_latency": Constant(600, "cycles", f"{_HOPPER}: L2 through TMA, loaded"),
     "tma_rate": Constant(42, "bytes/cycle/SM", f"{_HOPPER}: L2 5.5 to 7 TB/s / 132 / 1.7 GHz"),
     "store_latency": Constant(200, "cycles", _ASSUMED),
+    "reduce_rate": Constant(
+        17.8, "bytes/cycle/SM", "measured on an H100: benchmarks/hopper_shared.cu"
+    ),
+    "contention": Constant(0.0, "fraction", "as on a B200"),
     "hbm_tbs": Constant(4.8, "TB/s", "vendor"),
     # launch_us has the first, and caches are warm
     "kernel_start_us": Constant(0.0, "us", "in launch_us"),

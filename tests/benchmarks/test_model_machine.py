@@ -210,6 +210,37 @@ def test_a_wait_that_nobody_ends_is_an_error_that_names_the_barrier():
         cycles({0: waiter}, codes, counts={(0, 64): 1})
 
 
+def multiplies_once(*others, contention):
+    """Cycles of the tensor core in an MMA of 128 x 128 x 16, whose operands take all of shared memory, after others."""
+    path, codes = program(
+        *[text for text, _ in others], "UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8]"
+    )
+    events = [event for _, event in others] + [Event("mma", 1, (128, 128, False, 1)), None]
+    path = [replace(step, event=event) for step, event in zip(path, events, strict=True)]
+    trace = Trace({(0, 0): [event for event in events if event]}, {})
+    constants = B200 | {"contention": replace(B200["contention"], value=contention)}
+    result = Machine(constants).run({(0, 0): path}, codes, trace)
+    ((_, busy),) = result.tensor[0]
+    return busy
+
+
+@pytest.mark.parametrize("contention", [0.0, 1.0])
+def test_mmas_wait_for_the_loads_of_warps_where_they_contend(contention):
+    # Loads of 512 bytes take four cycles each. The MMA is issued a cycle after the second, and the first is over then.
+    loads = [("LDS.128 R0, [R4]", None)] * 2
+    longer = multiplies_once(*loads, contention=contention) - 64
+    assert longer == pytest.approx(contention * (4 - 1))
+
+
+def test_a_reduction_takes_the_rate_of_additions_in_l2():
+    """And a store that of copies; each is done when its source is read."""
+    for reduces, rate in ((False, "tma_rate"), (True, "reduce_rate")):
+        path, codes = program("UBLKRED.G.S.ADD.F32.RN [UR6], [UR14], UR4")
+        path[0] = replace(path[0], event=Event("store", 1, (4096, reduces)))
+        expected = 4096 / B200[rate].value + B200["store_latency"].value
+        assert cycles({0: path}, codes).cycles == pytest.approx(expected)
+
+
 def wgmmas(number, n=128):
     """A warpgroup of sm_90 whose first warp stands for all: so many MMAs of 64 x n x 16, one group."""
     path, codes = program(*["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24"] * number)

@@ -4,8 +4,10 @@ The emulator executes PTX, the model costs SASS. ptxas keeps the order of operat
 So the SASS control-flow graph, read as an automaton that emits the instructions below, must emit the warp's events,
 and the cheapest such walk is its path:
 
-    event   wait            arrive         init       mma      commit  load     store    flush
-    SASS    SYNCS.PHASECHK  SYNCS.ARRIVE   SYNCS.EXCH UTC*MMA  UTCBAR  UTMALDG  UTMASTG  UTMACMDFLUSH
+    event   wait            arrive         init       mma      commit  load     flush
+    SASS    SYNCS.PHASECHK  SYNCS.ARRIVE   SYNCS.EXCH UTC*MMA  UTCBAR  UTMALDG  UTMACMDFLUSH
+    event   store
+    SASS    UTMASTG, UTMAREDG, UBLKRED, UBLKCP.G.S
     event   drain           bar            cluster_bar  ld    st
     SASS    DEPBAR.LE SB0   BAR            UCGABAR_*    LDTM  STTM
     event   wgmma           wgwait            gload
@@ -38,8 +40,8 @@ _TOKENS = (
     ("init", re.compile(r"SYNCS\.EXCH")),
     ("mma", re.compile(r"UTC[A-Z]+MMA")),
     ("commit", re.compile(r"UTCBAR")),
-    ("load", re.compile(r"UTMALDG|UBLKCP")),
-    ("store", re.compile(r"UTMASTG|UTMAREDG")),
+    ("load", re.compile(r"UTMALDG|UBLKCP(?!\.G)")),
+    ("store", re.compile(r"UTMASTG|UTMAREDG|UBLKRED|UBLKCP\.G")),
     ("flush", re.compile(r"UTMACMDFLUSH")),
     ("claim", re.compile(r"UGETNEXTWORKID")),
     ("bar", re.compile(r"BAR\.(SYNC|ARV)")),

@@ -34,6 +34,7 @@ _FA4 = "FlashAttention-4 paper (arXiv 2603.05451), section 3"
 _SEMI = "SemiAnalysis microbench-blackwell, B200, 1.965 GHz"
 _ADEMEURE = "ademeure, B300 notes"
 _H200 = "measured on an H200: benchmarks/hopper_decode.cu"
+_H100 = "measured on an H100: benchmarks/hopper_shared.cu"
 _ASSUMED = "no source; the value only matters in prologue and epilogue"
 
 B200: dict[str, Constant] = {
@@ -92,6 +93,16 @@ B200: dict[str, Constant] = {
     "tma_rate": Constant(48, "bytes/cycle/SM", "13.3 TB/s L2 bus (chipsandcheese) / 148 / 1.85"),
     "claim": Constant(1000, "cycles", "no source: above a global miss; cluster launch control"),
     "store_latency": Constant(200, "cycles", "until the source is read; no source"),
+    "reduce_rate": Constant(
+        17.8,
+        "bytes/cycle/SM",
+        f"{_H100}: float32 added by all SMs, from 4 KiB of shared memory to L2 each; one SM alone: 25.4",
+    ),
+    "contention": Constant(
+        0.0,
+        "fraction of the time of warps and bulk stores in shared memory that MMAs wait for",
+        "0: the fitted constants were chosen so; backward.py takes 1",
+    ),
     "hbm_tbs": Constant(7.26, "TB/s", f"{_SEMI}: TMA read"),
     # decode: what a chip that streams asks of its memory, and of launches
     "dram_latency_ns": Constant(545, "ns", "TMA, unloaded, not in L2: 540 to 595 (Modal B200)"),
@@ -124,6 +135,23 @@ B200: dict[str, Constant] = {
         1.0, "factor on clock", "fitted: machine of flash-attention#2605 against the paper's", True
     ),
 }
+
+# Known constants of other chips, by the number in .target: name -> (value, source). All else is taken from the B200.
+OTHER_CHIPS: dict[str, dict[str, tuple[float, str]]] = {
+    "sm_103": {
+        "clock_ghz": (1.92, f"{_ADEMEURE}: sustained"),
+        "rate_mufu": (32, "FlashAttention-4 paper, section 3; ademeure measures 27"),
+        "lat_mufu": (14, f"{_ADEMEURE}: 14 at 4 cycles a warp"),
+        "hbm_tbs": (7.30, "measured on a B300, by TMA"),
+    },
+    "sm_110": {
+        "sms": (
+            20,
+            "as the driver of a Jetson AGX Thor says: NVIDIA developer forum, topic 356355",
+        ),
+    },
+}
+NAMES = {"sm_103": "B300", "sm_110": "Thor"}
 
 # Initiation interval in cycles of an MMA with K = 32 bytes, by CTAs, M, A in tensor memory, N.
 # SemiAnalysis microbench-blackwell, umma_latency/fit_results.csv; between them linear in N.
@@ -174,6 +202,18 @@ def fitted_b200() -> dict[str, Constant]:
     return with_values(
         B200, {name: row["value"] for name, row in json.loads(FITTED_FILE.read_text()).items()}
     )
+
+
+def of_target(target: str) -> tuple[dict[str, Constant], str]:
+    """The constants of the chip that a .target is for, and a note on what they lack; the B200's for other targets."""
+    found, number = fitted_b200(), target.rstrip("af")
+    known = OTHER_CHIPS.get(number, {})
+    for name, (value, source) in known.items():
+        found[name] = replace(found[name], value=value, source=source)
+    if not known:
+        return found, ""
+    note = f"{target} is a {NAMES[number]}: {', '.join(known)} are its own, everything else is as on a B200"
+    return found, note
 
 
 def with_values(constants: dict[str, Constant], values: dict[str, float]) -> dict[str, Constant]:

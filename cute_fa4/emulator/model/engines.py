@@ -2,7 +2,7 @@
 
     mbarrier     arrivals and bytes of a phase at zero -> next phase; waiters of a parity wake
     tensor core  MMAs in order, complete II + tail later; a commit arrives after them
-    copies       in order, at the rate of an SM's path to L2, complete a latency later
+    copies       in order, at the rate of an SM's path to L2 or of reductions there, complete a latency later
 
 Times are cycles. Every engine is deterministic: what is submitted first is served first.
 """
@@ -70,8 +70,8 @@ class NamedBarrier:
 class TensorQueue:
     """The tensor core of a CTA, or of a pair: MMAs in submission order.
 
-    An MMA reads its operands from shared memory during its interval. Concurrent writes there (copies, stores of O)
-    use the gaps; further writes prolong the MMA.
+    An MMA reads its operands from shared memory during its interval. Concurrent accesses there (copies, with the
+    constant `contention` also bulk stores and warps) use the gaps; further ones prolong the MMA.
 
     debt  outstanding cycles of shared-memory bandwidth of other accesses
     busy  [(start, interval)] of every MMA, for utilisation and the picture
@@ -116,9 +116,9 @@ class CopyEngine:
     free: float = 0.0
     busy: list = field(default_factory=list)
 
-    def submit(self, now: float, nbytes: float) -> float:
-        """When a copy issued now is complete."""
-        start = max(now, self.free)
-        self.free = start + nbytes / self.rate
-        self.busy.append((start, nbytes / self.rate))
+    def submit(self, now: float, nbytes: float, rate: float | None = None) -> float:
+        """When a copy issued now is complete. rate: its own, where that is not the engine's."""
+        start, cycles = max(now, self.free), nbytes / (rate or self.rate)
+        self.free = start + cycles
+        self.busy.append((start, cycles))
         return self.free + self.latency

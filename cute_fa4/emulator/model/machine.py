@@ -27,6 +27,7 @@ from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, T
 from cute_fa4.emulator.model.pipes import Pipes, result_name
 from cute_fa4.emulator.model.starts import FirstCopies
 from cute_fa4.emulator.model.trace import Event, Trace
+from cute_fa4.emulator.model.wgmma import WgmmaQueue
 
 _NEVER = float("inf")
 _WHOLE_SM = ("shared",)
@@ -152,14 +153,13 @@ class _Run:
         # pair's MMA is as slow as the slower half: count one of them.
         self.leader = min(mmas, default=0)
         self.heap: list = []
-        # sm_90: when each wgmma of a CTA ends, and which of them are a warpgroup's.
-        self.wgmma_ends: dict[int, list[float]] = defaultdict(list)
-        self.wgmmas: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.wgmma = WgmmaQueue(self.tensor, value)
         # When the stores of a warp have read their bytes: those of the open group, and whole groups.
         self.store_ends: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.store_groups: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.number = 0
         self.latest = 0.0
+        self.contention = value["contention"]
 
     def later(self, when: float, action) -> None:
         """Do something at a cycle; in the order of submission within a cycle."""
@@ -200,7 +200,7 @@ class _Run:
                     warp.parked = True
                     break
                 if event is not None and event.kind == "wgmma":
-                    when = max(when, self._wgmma_room(warp))
+                    when = max(when, self.wgmma.room(warp))
                 if scheduler[place] > when:
                     when = scheduler[place]
                 if pipe >= 0:
@@ -230,6 +230,8 @@ class _Run:
                         busy *= slowdowns[pipe]
                     pipe_free[unit] = now + busy
                     pipe_busy[unit] = pipe_busy.get(unit, 0.0) + busy
+                    if self.contention and pipe == shared and warp.cta == self.leader:
+                        self.tensor[warp.cta].interfere(busy * self.contention)
                 if write >= 0:
                     scoreboards[write] = max(scoreboards[write], now + latency)
                 if read >= 0:
@@ -293,14 +295,17 @@ class _Run:
             nbytes = sum(amount for op, _, amount in event.effects if op == "complete_tx")
             when = self.loads[warp.cta].submit(now, nbytes)
             when += self.first_copies.late(event.effects)
-            self._write_shared(warp.cta, when - nbytes / value["tma_rate"], when, nbytes)
+            start = when - nbytes / value["tma_rate"]
+            self._use_shared(warp.cta, start, when, nbytes)
+            if event.data[0]:
+                self._use_shared(warp.cta, start, when, nbytes * self.contention)
             if self.graph is not None:
                 busy = self.loads[warp.cta].busy[-1]
                 self.graph.copied(("copies", warp.cta), self.at, *busy, when)
             for operation, key, amount in event.effects:
                 self._effect(when, operation, key, amount, ("copies", warp.cta))
         elif kind == "store":
-            end = self.stores[warp.cta].submit(now, STORE_BYTES)
+            end = self._store(now, warp.cta, *event.data)
             self.latest = max(self.latest, end)
             self.store_ends[warp.name].append(end)
             if self.graph is not None:
@@ -315,7 +320,7 @@ class _Run:
             for operation, key, amount in event.effects:
                 self._effect(now + value["claim"], operation, key, amount)
         elif kind == "wgmma":
-            self._wgmma(now, warp, *event.data)
+            self.wgmma.submit(now, warp, *event.data)
         elif kind == "wgwait":
             open_groups = warp.groups[: max(0, len(warp.groups) - event.data[0])]
             if open_groups and open_groups[-1] > now:
@@ -337,34 +342,6 @@ class _Run:
             threads = 32 * sum(number >= nth for number in self.cluster_bars.values())
             return self._meet(now, warp, ("cluster", nth), threads, "cluster_sync", True)
         return False
-
-    def _wgmma(self, now: float, warp: _Warp, n: int, last: bool) -> None:
-        """sm_90: 64 rows of a warpgroup; its first warp stands for all four.
-
-        The four tensor cores of an SM work on it together, as fast as the warpgroups' MMAs come.
-        """
-        ends, mine = self.wgmma_ends[warp.cta], self.wgmmas[warp.cta, self._warpgroup(warp)]
-        if warp.name[1] % SUB_PARTITIONS == 0:
-            queue = self.tensor[warp.cta]
-            flops = 2 * 64 * n * 16
-            queue.submit(now, flops / self.value["rate_wgmma"], 0.0, 0.0)
-            mine.append(len(ends))
-            ends.append(queue.free)
-        warp.wgmmas += 1
-        if last:
-            done = ends[mine[min(warp.wgmmas, len(mine)) - 1]] if mine else now
-            warp.groups.append(done + self.value["wgmma_tail"])
-
-    def _wgmma_room(self, warp: _Warp) -> float:
-        """When the warp may issue its next wgmma: an SM has so many under way at most."""
-        ends, mine = self.wgmma_ends[warp.cta], self.wgmmas[warp.cta, self._warpgroup(warp)]
-        number = mine[warp.wgmmas] if warp.wgmmas < len(mine) else len(ends)
-        before = number - int(self.value["wgmma_in_flight"])
-        return ends[before] if before >= 0 else 0.0
-
-    @staticmethod
-    def _warpgroup(warp: _Warp) -> int:
-        return warp.name[1] // SUB_PARTITIONS
 
     def _wait(self, now: float, warp: _Warp, event, write: int) -> None:
         key, parity = event.data
@@ -400,9 +377,16 @@ class _Run:
 
         self.later(when, apply)
 
-    def _write_shared(self, cta: int, start: float, end: float, nbytes: float) -> None:
-        """A copy's bytes arrive in shared memory between two cycles, where an MMA may read."""
-        if cta != self.leader:
+    def _store(self, now: float, cta: int, nbytes: int, reduces: bool) -> float:
+        """A bulk store or reduction: when its source is read, which L2 delays as long as it adds."""
+        rate = self.value["reduce_rate" if reduces else "tma_rate"]
+        end = self.stores[cta].submit(now, nbytes, rate)
+        self._use_shared(cta, end - nbytes / rate, end, nbytes * self.contention)
+        return end
+
+    def _use_shared(self, cta: int, start: float, end: float, nbytes: float) -> None:
+        """A copy writes or reads bytes of shared memory between two cycles, where an MMA may read."""
+        if cta != self.leader or not nbytes:
             return
         queue = self.tensor[cta]
         pieces = max(1, round(nbytes / SHARED_PIECE_BYTES))
@@ -446,5 +430,3 @@ class _Run:
 
 # Bytes of a copy that arrive at once, for the sharing of shared memory: a few MMAs' worth.
 SHARED_PIECE_BYTES = 2048
-# One store box of O: 128 rows of 64 bf16 columns, what both kernels use. Only its latency matters.
-STORE_BYTES = 16384

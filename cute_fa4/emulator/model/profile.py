@@ -21,9 +21,10 @@ from cute_fa4.emulator.model import (
     control_codes,
     loops,
     nvdisasm,
+    ptxas,
     stated_error,
 )
-from cute_fa4.emulator.model.constants import fitted_b200
+from cute_fa4.emulator.model.constants import Constant, of_target
 from cute_fa4.emulator.model.graph import Graph, Tag
 from cute_fa4.emulator.model.launches import Launch
 from cute_fa4.emulator.model.machine import Machine
@@ -116,8 +117,12 @@ class Profile:
         return cls(**data)
 
 
-def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
+def modelled(
+    launch: Launch, cubin: bytes, listing: str, constants: dict[str, Constant] | None = None
+) -> Profile:
     """The profile of a recorded launch. cubin: its machine code; listing: nvdisasm -c of it.
+
+    constants: those of the chip; None: of the one that the .target of the PTX is for.
 
     Raises ModelError where the run cannot be followed through the machine code, or waits for what is not modelled.
     """
@@ -127,7 +132,10 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
         [paths] = align.paths(code.function, launch.ptx, [launch.trace])
     except align.AlignmentError as error:
         raise ModelError(f"{launch.name}: {error}") from error
-    machine, graph = Machine(fitted_b200()), Graph()
+    if constants is None:
+        constants, note = of_target(ptxas.target(launch.ptx))
+        notes += [note] if note else []
+    machine, graph = Machine(constants), Graph()
     try:
         result = machine.run(paths, code.codes, launch.trace, graph=graph)
     except RuntimeError as error:
@@ -182,7 +190,13 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
             "shared_bytes": launch.shared_bytes,
             "launches": launch.times,
         }
-        | residency(launch.grid, launch.block, launch.shared_bytes, resources.registers),
+        | residency(
+            launch.grid,
+            launch.block,
+            launch.shared_bytes,
+            resources.registers,
+            int(constants["sms"].value),
+        ),
         registers=resources.registers,
         stack_bytes=resources.stack_bytes,
         cta=cta,
@@ -192,7 +206,7 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
     return profile
 
 
-def residency(grid, block, shared_bytes: int, registers: int) -> dict:
+def residency(grid, block, shared_bytes: int, registers: int, sms: int = SMS) -> dict:
     """How many CTAs an SM holds at a time, what limits them, and in how many waves the grid runs.
 
     Registers are allocated in units of 256 for a warp (CUDA C++ programming guide, occupancy calculator).
@@ -210,7 +224,7 @@ def residency(grid, block, shared_bytes: int, registers: int) -> dict:
     }
     limit = min(limits, key=limits.__getitem__)
     held = max(1, limits[limit])
-    return {"ctas_per_sm": held, "limited_by": limit, "waves": -(-math.prod(grid) // (SMS * held))}
+    return {"ctas_per_sm": held, "limited_by": limit, "waves": -(-math.prod(grid) // (sms * held))}
 
 
 def _main(function, paths: dict, graph: Graph):

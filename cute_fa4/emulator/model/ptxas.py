@@ -31,11 +31,17 @@ def candidates() -> Iterator[Path]:
     return installed("ptxas", ("ptxas-blackwell", "ptxas"), PtxasError, REMEDY)
 
 
+def target(ptx: str) -> str:
+    """The .target of a PTX text. PtxasError without one."""
+    found = _TARGET.search(ptx)
+    if found is None:
+        raise PtxasError("the PTX has no .target line, so ptxas cannot be told an architecture")
+    return found[1]
+
+
 def assemble(ptx: str) -> bytes:
     """The cubin of a PTX text, for its .target. PtxasError with what each program says when none accepts it."""
-    target = _TARGET.search(ptx)
-    if target is None:
-        raise PtxasError("the PTX has no .target line, so ptxas cannot be told an architecture")
+    architecture = target(ptx)
     refused = []
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
@@ -43,7 +49,7 @@ def assemble(ptx: str) -> bytes:
         for program in candidates():
             command: list[str | Path] = [
                 program,
-                f"-arch={target[1]}",
+                f"-arch={architecture}",
                 "-lineinfo",
                 source,
                 "-o",

@@ -20,6 +20,7 @@ from pathlib import Path
 from cute_fa4.emulator.host.host_binding import keeping_machine_code
 from cute_fa4.emulator.host.session import use
 from cute_fa4.emulator.model import launches, nvdisasm, ptxas, table
+from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.emulator.model.profile import ModelError, Profile, modelled
 
 FORMAT = 1
@@ -73,12 +74,13 @@ def read_json(path) -> Profiles:
 
 
 @contextmanager
-def profiling(cluster: int = 0) -> Iterator[Profiles]:
+def profiling(cluster: int = 0, constants: dict[str, Constant] | None = None) -> Iterator[Profiles]:
     """Context whose launches are profiled; the Profiles are filled when it ends without an error.
 
     Functions of CuTe DSL that are compiled inside have the machine code of the compiler's own ptxas. Other PTX is
     assembled by a ptxas of this machine.
     cluster: number of the recorded cluster, or CTA, in x
+    constants: those of the modelled chip; None: of the one that the .target of a kernel is for
     Raises NvdisasmError where nvdisasm is missing.
     """
     nvdisasm.find()
@@ -91,7 +93,7 @@ def profiling(cluster: int = 0) -> Iterator[Profiles]:
         yield found
     for launch in recorded.values():
         try:
-            found.kernels.append(_modelled(launch, cubins.get(launch.ptx)))
+            found.kernels.append(_modelled(launch, cubins.get(launch.ptx), constants))
         except (ModelError, ptxas.PtxasError, nvdisasm.NvdisasmError, ValueError) as error:
             found.failed[launch.name] = str(error)
     found.kernels.sort(key=lambda profile: -profile.cycles)
@@ -104,11 +106,11 @@ def profile(function: Callable, *args, cluster: int = 0, **kwargs) -> Profiles:
     return found
 
 
-def _modelled(launch: launches.Launch, cubin: bytes | None) -> Profile:
+def _modelled(launch: launches.Launch, cubin: bytes | None, constants) -> Profile:
     """cubin: of the compiler that made the PTX, where it was compiled in the context; else ptxas assembles it."""
     cubin = cubin or ptxas.assemble(launch.ptx)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         listing = nvdisasm.disassemble(Path(file.name))
-    return modelled(launch, cubin, listing)
+    return modelled(launch, cubin, listing, constants)

@@ -5,8 +5,8 @@
     arrive     mbarrier.arrive[.expect_tx]          effects: arrivals and bytes on barriers
     mma        tcgen05.mma                          N, M, A in tensor memory, CTAs
     commit     tcgen05.commit                       effects, once the MMAs before it are complete
-    load       cp.async.bulk.tensor                 bytes, effects at completion
-    store      the same, to global memory           bytes
+    load       cp.async.bulk[.tensor]               whether from shared memory; effects at completion: its bytes
+    store      the same, cp.reduce, to global       bytes, whether it reduces
     drain      cp.async.bulk.wait_group             how many groups may stay open
     claim      clusterlaunchcontrol.try_cancel      effects when the response arrives
     bar        bar.sync, bar.arrive                 number, threads, whether it waits
@@ -39,7 +39,7 @@ _KINDS = (
     ("mma", re.compile(r"tcgen05\.mma")),
     ("commit", re.compile(r"tcgen05\.commit")),
     ("load", re.compile(r"cp\.async\.bulk\.(tensor\.\w+\.shared|shared)")),
-    ("store", re.compile(r"cp\.async\.bulk\.(tensor\.\w+\.global|global)")),
+    ("store", re.compile(r"cp\.(reduce\.)?async\.bulk\.(tensor\.\w+\.)?global")),
     ("flush", re.compile(r"cp\.async\.bulk\.commit_group")),
     ("drain", re.compile(r"cp\.async\.bulk\.wait_group")),
     ("claim", re.compile(r"clusterlaunchcontrol\.try_cancel")),
@@ -69,6 +69,8 @@ EXTRA = {
 _WITHOUT_MEANING = re.compile(r"wgmma\.")
 _COLUMNS = re.compile(r"\.x(\d+)")
 _MMA_KIND = re.compile(r"kind::(\w+)")
+_DIMENSIONS = re.compile(r"\.tensor\.(\d)d\.")
+_STORE_MODES = ".tile::scatter4", ".im2col_no_offs"
 _WGMMA_COLUMNS = re.compile(r"m64n(\d+)k")
 
 
@@ -271,6 +273,10 @@ def _data(kind: str, warp, ins) -> tuple:
         return (int(ins.operands[0].value),)
     if kind in ("ld", "st"):
         return (int(_found(_COLUMNS, ins)),)
+    if kind == "load":
+        return ("shared::cluster.shared::cta" in ins.opcode,)
+    if kind == "store":
+        return _stored_bytes(warp, ins), "reduce" in ins.opcode
     if kind == "drain":
         return (int(ins.operands[0].value),)
     if kind == "bar":
@@ -280,6 +286,26 @@ def _data(kind: str, warp, ins) -> tuple:
     if kind == "cluster_bar":
         return "wait" in ins.opcode, None, "wait" in ins.opcode
     return ()
+
+
+def _stored_bytes(warp, ins) -> int:
+    """Bytes of shared memory that the bulk stores or reductions of all lanes read."""
+    from cute_fa4.emulator.instructions import bulk_operands
+
+    rank = _DIMENSIONS.search(ins.opcode)
+    copies = set()  # lanes that issue the same store issue one
+    for lane in warp.lanes:
+        if rank is None:
+            nbytes = bulk_operands.bulk_size(warp, ins.operands[2], lane)
+            copies.add((int(warp.address(ins.operands[0])[lane]), nbytes))
+        else:
+            tensor_map, coordinates = bulk_operands.tensor_operand(
+                warp, ins.operands[0], lane, int(rank[1])
+            )
+            mode = next((mode for mode in _STORE_MODES if mode in ins.opcode), "")
+            _, nbytes = bulk_operands.boxes_of(warp, tensor_map, coordinates, mode)
+            copies.add((coordinates, nbytes))
+    return sum(nbytes for _, nbytes in copies)
 
 
 def _shared(warp, ins, lane: int) -> int:

@@ -12,14 +12,17 @@ from cute_fa4 import emulator
 from cute_fa4.emulator.__main__ import main
 from cute_fa4.emulator.host import driver_api, ptx_files
 from cute_fa4.emulator.model import (
+    align,
     launches,
     names,
     nvdisasm,
     profile,
+    program,
     ptxas,
     report,
     stated_error,
     table,
+    trace,
 )
 from cute_fa4.emulator.model.constants import fitted_b200
 from tests.emulator.model.kernels import A_TURN, exponentials, handed_over
@@ -199,6 +202,103 @@ def test_a_profiled_kernel_stores_by_stmatrix():
     kernel = ptx_files.load(STORED_BY_MATRIX)
     assert emulator.profile(lambda: kernel.launch(y, grid=1, block=32)).kernels
     assert y.tolist() == list(range(32))
+
+
+BULK_STORES = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 y) {
+    .reg .b64 %rd<5>; .reg .b32 %r<5>; .reg .pred %p<3>;
+    .shared .align 128 .b8 tile[4096];
+    ld.param.b64 %rd1, [y]; mov.u32 %r1, tile; mov.u32 %r2, %tid.x; shl.b32 %r2, %r2, 2; add.u32 %r2, %r1, %r2;
+    st.shared.b32 [%r2], 1; fence.proxy.async; bar.sync 0;
+    mov.u32 %r3, %tid.x; setp.ne.u32 %p1, %r3, 0; @%p1 bra DONE;
+    mov.u32 %r4, 0;
+    LOOP:
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%rd1], [%r1], 4096;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;
+    add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, 8; @%p2 bra LOOP;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1+4096], [%r1], 2048;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    DONE: ret;
+}
+"""
+
+
+def test_bulk_reductions_are_stores_with_their_bytes():
+    """A loop of them takes the time of its bytes; the sums are right, so the recorder changes nothing."""
+    y = torch.zeros(2048, dtype=torch.int32)
+    kernel = ptx_files.load(BULK_STORES)
+    with launches.recorded() as recorded:
+        kernel.launch(y, grid=1, block=1024)
+    assert y[:1024].eq(8).all() and y[1024:1536].eq(1).all() and not y[1536:].any()
+    stores = [e.data for e in recorded["k"].trace.warps[0, 0] if e.kind == "store"]
+    assert stores == [(4096, True)] * 8 + [(2048, False)]
+    (one,) = emulator.profile(lambda: kernel.launch(y, grid=1, block=1024)).kernels
+    assert one.cycles >= 8 * 4096 / fitted_b200()["reduce_rate"].value
+
+
+TENSOR_STORES = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .b64 map) {
+    .reg .b64 %rd<5>; .reg .b32 %r<5>;
+    .shared .align 128 .b8 tile[4096];
+    mov.u32 %r1, tile; mov.u32 %r2, 0; ld.param.b64 %rd1, [map];
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r1], 16;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], 16;
+    cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r2}], [%r1];
+    cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%rd1, {%r2, %r2}], [%r1];
+    cp.async.bulk.commit_group;
+    ret;
+}
+"""
+
+
+def test_each_store_and_reduction_is_one_event_in_ptx_and_in_machine_code(tmp_path):
+    cubin = tmp_path / "k.cubin"
+    cubin.write_bytes(ptxas.assemble(TENSOR_STORES))
+    (function,) = program.parse(nvdisasm.disassemble(cubin))
+    written = [kind for kind, _ in trace.lines_of(TENSOR_STORES)]
+    assert written == ["store"] * 4 + ["flush"]
+    assert [k for k in map(align.token, function.instructions) if k in written] == written
+
+
+EXPONENTIALS = """
+.version 9.0
+.target {target}
+.address_size 64
+.visible .entry k(.param .u64 y) {{
+    .reg .b64 %rd<5>; .reg .f32 %f<3>;
+    ld.param.b64 %rd1, [y]; ld.global.f32 %f1, [%rd1];
+    {body}
+    st.global.f32 [%rd1], %f1;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "target, sms, each, note",
+    [
+        ("sm_100a", 148, 8, ""),
+        ("sm_103a", 148, 4, "B300: clock_ghz, rate_mufu, lat_mufu, hbm_tbs are its own"),
+        ("sm_110a", 20, 8, "Thor: sms are its own"),
+    ],
+)
+def test_a_kernel_is_modelled_on_the_chip_of_its_target(target, sms, each, note):
+    """32 exponentials take 32 / (rate / 4) cycles of a sub-partition; 41 CTAs, two an SM, are two waves of Thor."""
+    text = EXPONENTIALS.format(target=target, body="ex2.approx.ftz.f32 %f1, %f1;" * 64)
+    y = torch.zeros(1)
+    kernel = ptx_files.load(text)
+    (one,) = emulator.profile(lambda: kernel.launch(y, grid=41, block=1024)).kernels
+    assert one.busy["mufu"] * one.turn * one.turns == pytest.approx(8 * 64 * each, rel=0.01)
+    assert one.launch["ctas_per_sm"] == 2 and one.launch["waves"] == -(-41 // (2 * sms))
+    assert any(note in text for text in one.notes) if note else not one.notes
 
 
 LEFT_EARLY = """

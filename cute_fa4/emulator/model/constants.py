@@ -96,7 +96,7 @@ B200: dict[str, Constant] = {
     "reduce_rate": Constant(
         17.8,
         "bytes/cycle/SM",
-        f"{_H100}: float32 added by all SMs, from 4 KiB of shared memory to L2 each; one SM alone: 25.4",
+        f"{_H100}: float32 added to L2 by all SMs at a time; 13.1 in another run; one SM alone: 25.4",
     ),
     "contention": Constant(
         0.0,

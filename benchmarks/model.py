@@ -13,6 +13,7 @@
     python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
     python benchmarks/model.py --block-sparse     the tables of block sparsity; with --docs write these only
     python benchmarks/model.py --invariance       what batch_invariant=True costs; with --docs write these tables
+    python benchmarks/model.py --indexer          the indexer, from recorded cycles; with --docs write these tables
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
 see: docs/performance/method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
@@ -38,6 +39,7 @@ from benchmarks.cycle_model import (  # noqa: E402
     depths,
     eight_bits,
     fixed_cost,
+    indexer,
     invariance,
     memory_bound,
     pairs,
@@ -56,7 +58,7 @@ from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
 DOCS = ROOT / "docs"
-PAGES = (*plots.PAGES, DOCS / "invariance.md")
+PAGES = (*plots.PAGES, DOCS / "invariance.md", DOCS / "serving" / "indexer.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
 # Tables of the pages that depend on machine code: each says whose it is.
@@ -139,6 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--block-sparse", action="store_true")
     parser.add_argument("--invariance", action="store_true")
+    parser.add_argument("--indexer", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
@@ -169,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
 
     constants = fitted_b200()
     chosen_tables = args.depths, args.b300, args.pairs, args.eight_bits, args.block_sparse
-    if any(chosen_tables) or args.invariance:
+    if any(chosen_tables) or args.invariance or args.indexer:
         tables = {"b300": b300.table(makers)} if args.b300 else {}
         if args.block_sparse:
             tables |= block_sparse.tables(makers, constants)
@@ -181,6 +184,8 @@ def main(argv: list[str] | None = None) -> int:
             tables |= pairs.tables(makers, constants)
         if args.invariance:
             tables |= invariance.tables(constants)
+        if args.indexer:
+            tables |= indexer.tables()
         if args.docs:
             write_docs(tables)
         else:
@@ -221,6 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             lambda: {"b300": b300.table(makers)},
             lambda: block_sparse.tables(makers, constants),
             lambda: invariance.tables(constants),
+            indexer.tables,
             decode_tables,
         ):
             write_docs(modelled())

@@ -1,6 +1,7 @@
 """The barriers of the indexer: who raises each, who waits for it.
 
-Roles: score, warps 0 to 3, a thread for each key of a tile; mma, warp 4; load, warp 5.
+Roles: score, warps 0 to 7, two warpgroups that take key tiles in turn, a thread for each key of a tile; mma, warp 8;
+load, warp 9.
 """
 
 from ..blueprint.barriers import (
@@ -14,17 +15,18 @@ from ..blueprint.barriers import (
 )
 from ..blueprint.chip import WARP_SIZE
 
-SCORE, MMA, LOAD = range(4), 4, 5
+SCORE, MMA, LOAD = range(8), 8, 9
 SCORE_THREADS = WARP_SIZE * len(SCORE)
 THREADS = WARP_SIZE * (LOAD + 1)
-S_BUFFERS = 2  # of S^T in tensor memory
+S_BUFFERS = 2  # of S^T in tensor memory: one for each warpgroup of score
+GROUP_WARPS = len(SCORE) // S_BUFFERS
 S_BUFFER = "s_buffer"
 
 
 def table(slots: int) -> BarrierTable:
     """slots: of the ring of key tiles."""
     load, mma = announced_bytes("load"), commit_by("mma")
-    score = Arrivals("score", SCORE_THREADS)
+    score = Arrivals("score", SCORE_THREADS // S_BUFFERS)  # of the warpgroup whose buffer it is
     rows = (
         Barrier("q_full", CTA, (load,), "mma", "the queries are ready", "once"),
         Barrier("keys_full", KV_SLOT, (load,), "mma", "a key tile is ready", "keys_empty"),

@@ -15,7 +15,7 @@ from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
 from ..sync.kernel_args import Events, Smem
 from ..sync.pipelines import Slot
-from .barriers import S_BUFFERS, SCORE_THREADS
+from .barriers import GROUP_WARPS, S_BUFFERS, SCORE_THREADS
 from .config import KEYS, SLOTS
 from .work import Keys, Sizes, Work
 
@@ -180,9 +180,9 @@ def put(
 
 @cute.jit
 def put_nothing(cfg: cutlass.Constexpr, args: IndexerArgs, work: Work, tiles: tuple, thread: Int32):
-    """-inf for tiles [first, last) that no query of the CTA sees."""
+    """-inf for every other tile of [first, last), which no query of the CTA sees."""
     if cutlass.const_expr(cfg.clean):
-        for tile in cutlass.range(tiles[0], tiles[1], unroll=1):
+        for tile in cutlass.range(tiles[0], tiles[1], S_BUFFERS, unroll=1):
             for i in cutlass.range_constexpr(cfg.queries):
                 key = tile * KEYS + thread
                 put(cfg, args, work, i, key, Boolean(False), -Float32.inf)
@@ -190,23 +190,30 @@ def put_nothing(cfg: cutlass.Constexpr, args: IndexerArgs, work: Work, tiles: tu
 
 @cute.jit
 def score(cfg: cutlass.Constexpr, args: IndexerArgs, cta: CTA, work: Work, warp: Int32):
-    """Score warps: a thread reads the row of its key and writes its logit of each query."""
-    events, thread = cta.events, warp * 32 + cute.arch.lane_idx()
-    put_weights(cfg, args, cta, work, thread)
-    put_nothing(cfg, args, work, (work.begin, work.first), thread)
-    end, buffer = Int32(0), Slot(Int32(0), Int32(0))
+    """Score warps: a thread reads the row of its key and writes its logit of each query.
+
+    Warpgroup i has the tiles first + i, first + i + 2, ..., which are in buffer i of S^T.
+    """
+    events, group, warp_of_group = cta.events, warp // GROUP_WARPS, warp % GROUP_WARPS
+    lane, phase = cute.arch.lane_idx(), Int32(0)
+    put_weights(cfg, args, cta, work, warp * 32 + lane)
+    thread = warp_of_group * 32 + lane
+    put_nothing(cfg, args, work, (work.begin + group, work.first), thread)
+    end = Int32(0)
     for end_of in work.ends:
         end = maximum(end, end_of)
-    for tile in cutlass.range(work.first, work.last, unroll=1):
+    # The scale of a tile is in flight while the one before is summed.
+    exists, scale = scale_of(cfg, args, work, (work.first + group) * KEYS + thread, end)
+    for tile in cutlass.range(work.first + group, work.last, S_BUFFERS, unroll=1):
         key = tile * KEYS + thread
-        exists, scale = scale_of(cfg, args, work, key, end)  # in flight while S is computed
-        events.s_ready.wait(buffer.index, buffer.phase)
+        next_exists, next_scale = scale_of(cfg, args, work, key + S_BUFFERS * KEYS, end)
+        events.s_ready.wait(group, phase)
         tensor_memory.fence_after()
-        lanes = cta.tmem + warp * (32 << 16) + buffer.index * cfg.columns
+        lanes = cta.tmem + warp_of_group * (32 << 16) + group * cfg.columns
         logits = [sum_of_query(cfg, cta, lanes, i) * scale for i in range(cfg.queries)]
         tensor_memory.fence_before()
-        events.s_read.arrive(buffer.index)
+        events.s_read.arrive(group)
         for i in cutlass.range_constexpr(cfg.queries):
             put(cfg, args, work, i, key, exists, logits[i])
-        buffer = buffer.next(S_BUFFERS)
-    put_nothing(cfg, args, work, (work.last, work.end), thread)
+        exists, scale, phase = next_exists, next_scale, phase ^ 1
+    put_nothing(cfg, args, work, (work.last + group, work.end), thread)

@@ -19,9 +19,10 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from benchmarks.cycle_model import backward, hopper_energy, plots, power  # noqa: E402
+from benchmarks.cycle_model import backward, bounds, hopper_energy, plots, power  # noqa: E402
 from cute_fa4.emulator.instructions import targets  # noqa: E402
 from cute_fa4.emulator.model import stated_error  # noqa: E402
+from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.blueprint import choices, tuning  # noqa: E402
@@ -366,6 +367,15 @@ def documents() -> dict[Path, str]:
         DOCS / "layouts.md": generated + pictures.document(),
         **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
         DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
+        DOCS / "performance/method.md": between_marks(
+            between_marks(
+                (DOCS / "performance/method.md").read_text(),
+                "left_out",
+                bounds.left_out(fitted_b200()),
+            ),
+            "fixed_parts",
+            bounds.fixed(fitted_b200()),
+        ),
         DOCS / "performance/tuning.md": between_marks(
             (DOCS / "performance/tuning.md").read_text(), "choices", choices_table()
         ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cycle_model import instruction_cache
 from benchmarks.cycle_model.evaluate import AlignedKernel, cta_cycles, steady_state
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
 from benchmarks.cycle_model.workloads import PERSISTENT_WORK_TILES, ROWS_A_CTA, Workload
@@ -67,6 +68,15 @@ def test_cycles_do_not_grow(row):
 def test_the_same_cubin_gives_the_same_number():
     """For every configuration, as nothing in the simulation asks which one it has."""
     assert cycles(128, True) == cycles(128, True)
+
+
+@pytest.mark.parametrize("row", EXPECTED["rows"], ids=lambda r: r["name"])
+def test_the_loop_over_key_tiles_fits_the_instruction_caches(row):
+    """An instruction a cycle on each scheduler, as the model has it, needs the loop in the first cache."""
+    code = instruction_cache.code_of(aligned(row["head_dim"], row["causal"]))
+    print(f"{row['name']}: {code}")
+    assert 0 < code.sub_loop <= code.loop <= min(code.whole, instruction_cache.L1_BYTES)
+    assert code.sub_loop <= instruction_cache.L0_BYTES
 
 
 # The published FlashAttention-4 (4.0.0b36) has 220 in its loop.

@@ -27,6 +27,7 @@ from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.blueprint import choices, tuning  # noqa: E402
 from cute_fa4.sm100.blueprint.barriers import BarrierTable, mixed_rows  # noqa: E402
+from cute_fa4.sm100.choose import pays  # noqa: E402
 from cute_fa4.sm100.choose.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.choose.config import (  # noqa: E402
     BlockScaled,
@@ -46,6 +47,7 @@ from cute_fa4.sm100.choose.config import (  # noqa: E402
     WideTile,
 )
 from cute_fa4.sm100.indexer.config import IndexerConfig  # noqa: E402
+from cute_fa4.system import gains  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
 from tests.emulator.mutations import table  # noqa: E402
 
@@ -342,6 +344,37 @@ def choices_table() -> str:
     return "\n".join(lines)
 
 
+def margins_table() -> str:
+    """The rows of every choice with candidates: how far the best is before the simplest, and what that decided."""
+    lines = [
+        "| choice | for | default | simplest | margin | error | decided by |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, choice in choices.CHOICES.items():
+        for row in tuning.shipped().rows[name] if choice.candidates else ():
+            facts = ", ".join(f"{fact} {value}" for fact, value in row.facts.items()) or "all else"
+            default = (
+                pays.default_of(row.value, row.facts.get("arch", ""))
+                if name == "pairs"
+                else row.value
+            )
+            margin, error = row.about["margin"], row.about["error"]
+            simple = default == choice.simplest
+            who = (
+                "the margin" if margin >= error else "the simplest" if simple else "not yet changed"
+            )
+            cells = [
+                f"`{name}`",
+                facts,
+                *(f"`{choices.value_text(v)}`" for v in (default, choice.simplest)),
+            ]
+            cells += [gains.change(margin), f"{error:.1%}", who]
+            lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "The error of a comparison of", ""]
+    lines += [f"- {what}: {error:.1%}." for error, what in stated_error.DIFFERENCES.items()]
+    return "\n".join(lines)
+
+
 def power_pages() -> dict[Path, str]:
     """The pages of docs/performance/ with the tables of the power model."""
     pages = {DOCS / "performance" / name: "" for name in ("index.md", "power.md")}
@@ -377,7 +410,9 @@ def documents() -> dict[Path, str]:
             bounds.fixed(fitted_b200()),
         ),
         DOCS / "performance/tuning.md": between_marks(
-            (DOCS / "performance/tuning.md").read_text(), "choices", choices_table()
+            between_marks((DOCS / "performance/tuning.md").read_text(), "choices", choices_table()),
+            "margins",
+            margins_table(),
         ),
         DOCS / "emulator_coverage.md": between_marks(
             (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()

@@ -1,4 +1,4 @@
-"""What the model leaves out, and how much it can be: each from a constant of the model or from what others measured.
+"""Costs that the model leaves out, and how large each can be, from a constant of the model or a measurement of others.
 
 docs/generate.py writes both tables into docs/performance/method.md.
 """
@@ -47,7 +47,7 @@ def left_out(constants: dict[str, Constant]) -> str:
 
 
 def fixed(constants: dict[str, Constant]) -> str:
-    """Parts of what a launch takes besides its work, and what of the fitted cost they do not explain."""
+    """Parts of the time of a launch in addition to its work, and how much of the fitted cost they do not explain."""
     value = {name: constant.value for name, constant in constants.items()}
     bytes_us = PREFILL_MB / value["hbm_tbs"]
     fitted = value["cold_memory"] * bytes_us
@@ -63,7 +63,7 @@ def fixed(constants: dict[str, Constant]) -> str:
     lines += [f"| {what} | {term} | {part:.2f} |" for what, (term, part) in parts.items()]
     lines += [
         f"| together | | {known:.2f} |",
-        f"| fitted, a launch of {PREFILL_MB} MB, besides that of the host | `cold_memory` | {fitted:.1f} |",
+        f"| fitted, a launch of {PREFILL_MB} MB, without that of the host | `cold_memory` | {fitted:.1f} |",
         f"| of it not explained, at most | | {fitted - known + value['launch_us']:.1f} |",
     ]
     return "\n".join(lines)

@@ -19,7 +19,8 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
-    auto    rules on the lengths decide (sm100/choose/which_kernel.py, choose/pays.py; default)
+    auto    rules decide: wide heads on pairs, others alone unless a tuning table lets lengths choose
+            (sm100/choose/which_kernel.py, choose/pays.py; default)
     on      pairs for 16-bit full or causal problems and for wide heads (sm100/two_tiles/pair, wide/pair)
     off     every CTA alone (sm100/two_tiles, wide)
 

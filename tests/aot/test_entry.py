@@ -21,6 +21,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
+from tests import tuned
 
 from .conftest import EXPORTED, PLAIN, RICH, ROOT
 
@@ -80,9 +81,10 @@ def test_what_is_pasted_into_a_catalogue_is_the_configuration(config, tmp_path):
 
 @pytest.mark.parametrize("head_dim, family", [(128, "mhapair"), (256, "mhawidepair")])
 def test_parts_of_keys_are_listed_without_pairs_of_ctas_which_do_not_split(
-    head_dim, family, tmp_path
+    head_dim, family, tmp_path, monkeypatch
 ):
     """A call of many queries may run on pairs; where its keys are split, CTAs run alone."""
+    tuned.pairs_gain_two_percent(monkeypatch, tmp_path)
     asked = f'[[config]]\nhead_dim = {head_dim}\nqkv_dtype = "bf16"\nwrite_lse = true\n'
     path = tmp_path / "set.toml"
     for more, pairs in (("", True), ('split_keys = true\no_dtype = "f32"\n', False)):

@@ -225,14 +225,14 @@ def test_tensors_of_eight_bits_are_half_of_the_bytes_read_and_the_output_is_not(
 
 # Of each rule of sm100/choose/which_kernel.py that a modelled row meets, one on either side; fp16 is not modelled.
 CHOSEN = [
-    (Problem(4, 16, 16, 8192, 128, causal=False), "mhapair"),
+    (Problem(4, 16, 16, 8192, 128, causal=False), "mha2q"),
     (Problem(32, 16, 16, 1024, 128, causal=True), "mha2q"),
-    (Problem(4, 16, 2, 8192, 128, causal=True), "mhapair"),
+    (Problem(4, 16, 2, 8192, 128, causal=True), "mha2q"),
     (Problem(1, 16, 16, 32768, 64, causal=False), "mha2q"),
     (Problem(1, 16, 16, 32768, 128, causal=True, window=1024), "mha2q"),
-    (Problem.packed(RAGGED["geometric"], 16, 128, causal=False), "mhapair"),
+    (Problem.packed(RAGGED["geometric"], 16, 128, causal=False), "mha2q"),
     (Problem.packed(RAGGED["short"], 16, 128, causal=False), "mha2q"),
-    (Problem(4, 16, 16, 8192, 192, causal=True, head_dim_v=128), "mhapair"),
+    (Problem(4, 16, 16, 8192, 192, causal=True, head_dim_v=128), "mha2q"),
     (Problem(4, 32, 2, 8192, 256, causal=True), "mhawidepair"),
     (Problem(4, 16, 16, 8192, 128, causal=False, dtype="e4m3"), "mha2q"),
 ]

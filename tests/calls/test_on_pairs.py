@@ -17,9 +17,16 @@ from cute_fa4 import (
 from cute_fa4.aot.entry import configs_of
 from cute_fa4.calls import attention, repeat
 from cute_fa4.system.devices import Target
+from tests import tuned
 
 PAIRS, ALONE = "mhapair", "mha2q"
 ROWS, HEADS = 16384, 3
+
+
+@pytest.fixture(autouse=True)
+def two_percent(monkeypatch, tmp_path):
+    """By default no lengths pay (tests/sm100/two_tiles/pair/test_pays.py)."""
+    tuned.pairs_gain_two_percent(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -16,6 +16,17 @@ _OWN_FIELD = (
 )
 """docs/performance/calibration.md has the tables; a test compares the figures."""
 
+DIFFERENCES = {
+    0.02: "two kernels that the tensor core bounds: the order in which warps meet",
+    0.06: "two kernels that softmax bounds: the order in which warps meet",
+    0.073: "two decodes: the largest error of a row that was measured on an H200 and is explained",
+    0.13: "pairs of CTAs against CTAs alone on sm_100a: flash-attn-4's, against its published rows",
+    0.15: "with claims against without: what a claim of 4,000 cycles instead of 1,000 costs",
+    0.28: "pairs of CTAs against CTAs alone on sm_103a: flash-attn-4's, against its published rows",
+}
+"""What the model may be wrong by when it compares two choices, as a share of the time; tests compare the figures with
+those of docs/performance/."""
+
 
 def ratios() -> list[float]:
     """Modelled over published speed of each kernel of others that the model can follow."""

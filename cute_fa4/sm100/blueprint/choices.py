@@ -47,12 +47,15 @@ class Choice:
     facts       that its rows may ask
     accepts     says what is wrong with a value; None: nothing
     candidates  what `tune` compares; empty: a number of a rule, which is not compared alone
+    simplest    the candidate that needs the least: no second CTA, no other order, nothing on further units. It is the
+                default where no other is faster by more than the model's error (docs/decisions/0053)
     """
 
     about: str
     facts: tuple[str, ...]
     accepts: Callable[[Any], str | None]
     candidates: tuple = ()
+    simplest: Any = None
 
 
 def _one_of(*values) -> Callable[[Any], str | None]:
@@ -113,9 +116,10 @@ CHOICES: dict[str, Choice] = {
         ("arch", "head_dim", "head_dim_v", "mask", "queries", "keys"),
         _pairs,
         ("alone", "pairs"),
+        "alone",
     ),
     "pairs_least_gain": Choice(
-        "share of the cycles that pairs must save", (), _number(0, 1, float)
+        "share of the cycles that pairs must save: the error of the model on pairs", ("arch",), _number(0, 1, float)
     ),
     "pairs_longest_of_mean": Choice(
         "a stated longest sequence counts up to so many means", (), _number(1, 1024, float)
@@ -125,60 +129,70 @@ CHOICES: dict[str, Choice] = {
         ("arch", "head_dim", "head_dim_v"),
         _switch,
         (True, False),
+        False,
     ),
     "order": Choice(
         "preference among the orders of the products, the first that a problem allows",
         ("arch", "family", "head_dim", "eight_bits", "mask"),
         _orders,
         tuple([first, *(o for o in ORDERS if o != first)] for first in ORDERS),
+        ["p_over_s", *ORDERS[:-1]],
     ),
     "maximum": Choice(
         "the maximum that exponentials subtract, where both are possible",
         ("arch", "family", "head_dim", "mask"),
         _one_of("exact", "lagged"),
         ("exact", "lagged"),
+        "exact",
     ),
     "first_reference": Choice(
         "where a lagged maximum begins: with a quarter of the first tile's scores, or with all",
         ("arch", "family", "head_dim", "mask"),
         _one_of("quarter", "tile"),
         ("quarter", "tile"),
+        "tile",
     ),
     "exponential": Choice(
         "precision of the FMA units' exponentials of P of eight bits",
         ("arch", "family"),
         _one_of("exact", "half"),
         ("exact", "half"),
+        "exact",
     ),
     "exp2_emulated": Choice(
         "of 64 pairs of exponentials, so many on the FMA units",
         ("arch", "family", "head_dim", "maximum", "exponential", "summed"),
         _number(0, 64),
         (0, 8, 12, 16, 18, 20, 24, 28, 32, 40),
+        0,
     ),
     "claims": Choice(
         "whether a finished CTA takes over another block (the tile scheduler)",
         ("calls",),
         _switch,
         (True, False),
+        False,
     ),
     "dependent_launch": Choice(
         "whether a kernel may start while the previous one ends",
         ("family", "pack_gqa", "split_keys"),
         _switch,
         (True, False),
+        False,
     ),
     "cluster_parts": Choice(
         "CTAs of a cluster that share the keys of a block; 0: none, a second launch merges",
         ("blocks", "keys", "sms"),
         lambda value: _one_of(RULE, 0, 1, 2, 4, 8)(value),
         (0, 1, 2, 4, 8),
+        0,
     ),
     "parts": Choice(
         "even parts of the keys of a sequence, merged by a second launch",
         ("blocks", "keys", "sms"),
         _number(1, 1024, word=RULE),
         (1, 2, 4, 8, 16, 32),
+        1,
     ),
     "split_least_keys": Choice(
         "keys of a sequence from which a second launch may merge parts", (), _number(1, 1 << 20)

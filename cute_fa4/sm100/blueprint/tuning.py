@@ -36,6 +36,10 @@ VARIABLE = "CUTE_FA4_TUNING"
 TABLE = Path(__file__).with_name("tuning.toml")
 
 METADATA = ("reason", "evidence", "by", "device", "date")
+MARGIN = (
+    "margin",
+    "error",
+)  # of rows of a choice with candidates; the head of tuning.toml says what they are
 EVIDENCE = ("modelled", "measured", "published", "assumed")
 
 
@@ -45,7 +49,7 @@ class Row:
 
     facts: dict[str, Any]
     value: Any
-    about: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
 
     def holds(self, known: dict[str, Any], left_open: tuple[str, ...] = ()) -> bool:
         """left_open: facts with any value."""
@@ -116,7 +120,7 @@ def load(path: str | Path) -> Tuning:
 
 def _row(path: Path, name: str, entry: dict) -> Row:
     choice, where = CHOICES[name], f"{path}: [[{name}]]"
-    keys = {"value": None, **dict.fromkeys(METADATA)}
+    keys = {"value": None, **dict.fromkeys((*METADATA, *MARGIN))}
     for fact in choice.facts:
         bounds = ("", "_from", "_to") if FACTS[fact] is NUMBER else ("",)
         keys |= {f"{fact}{bound}": FACTS[fact] for bound in bounds}
@@ -131,12 +135,17 @@ def _row(path: Path, name: str, entry: dict) -> Row:
     why = choice.accepts(entry["value"])
     if why:
         raise ValueError(f"{where}: value = {value_text(entry['value'])}; {why}")
-    about = {key: entry[key] for key in METADATA if key in entry}
+    about = {key: entry[key] for key in (*METADATA, *MARGIN) if key in entry}
     if about.get("evidence", EVIDENCE[0]) not in EVIDENCE:
         raise ValueError(
             f"{where}: evidence = {about['evidence']!r}; accepted: {', '.join(EVIDENCE)}"
         )
-    facts = {key: value for key, value in entry.items() if key != "value" and key not in METADATA}
+    for key in MARGIN:
+        if key in about and not (isinstance(about[key], (int, float)) and 0 <= about[key] < 10):
+            raise ValueError(
+                f"{where}: {key} = {value_text(about[key])}; accepted: a share of the time, from 0 to 10"
+            )
+    facts = {key: value for key, value in entry.items() if key != "value" and key not in about}
     return Row(facts, entry["value"], about)
 
 

@@ -3,16 +3,36 @@
 import pytest
 
 from cute_fa4 import masks
-from cute_fa4.sm100.blueprint import bands
+from cute_fa4.sm100.blueprint import bands, tuning
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.pays import Asked, Lengths, modelled, pays
 from cute_fa4.sm100.choose.which_kernel import Call
 from cute_fa4.system.devices import ARCH_OF_COMPUTE_CAPABILITY
+from tests import tuned
 
 MODELLED = {arch: modelled(arch) for arch in ARCH_OF_COMPUTE_CAPABILITY.values()}
 
 FULL, CAUSAL = bands.Full(), bands.Causal()
 LONG = Lengths(32768, 32768, 64)
+
+
+@pytest.fixture(autouse=True)
+def two_percent(monkeypatch, tmp_path):
+    tuned.pairs_gain_two_percent(monkeypatch, tmp_path)
+
+
+def test_by_default_no_call_runs_on_pairs(monkeypatch):
+    """What they save is below the error of the model on pairs (decision 0053)."""
+    monkeypatch.delenv(tuning.VARIABLE)
+    for arch, problems in MODELLED.items():
+        for *depths, mask in problems:
+            asked = Asked("bf16", *depths, mask(), arch=arch)
+            assert not asked.may_pay
+            assert not any(
+                pays(asked, Lengths(1 << n, 1 << m, 1 << 12))
+                for n in range(7, 21)
+                for m in (7, 12, 20)
+            )
 
 
 @pytest.mark.parametrize(

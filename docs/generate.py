@@ -102,7 +102,7 @@ This page lists every mbarrier of the forward kernels. The first table is printe
 ```
 
 The order with P beside S (head dim 64, `p_beside_s.py`) adds two mbarriers after `p_last`. With a lagged
-maximum (the default in bf16 up to head dim 128, `work/judged.py`) there is one more, and the queue has three
+maximum (the default in bf16 up to head dim 128, `work/checked.py`) there is one more, and the queue has three
 entries:
 
 ```

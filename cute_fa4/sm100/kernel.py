@@ -32,7 +32,7 @@ from .sync.kernel_args import Events, KernelArgs, Smem
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
 from .work.block_lists import BlockLists
-from .work.judged import queue_of
+from .work.checked import queue_of
 from .work.own_parts import OwnParts
 from .work.packed_order import PackedOrder
 from .work.queue import WorkQueue

@@ -246,13 +246,13 @@ def mixed_rows(mixes: bool) -> tuple[Barrier, ...]:
     return (done,) if mixes else ()
 
 
-def judged_rows(warps: WarpRoles, judge: str = "softmax") -> tuple[Barrier, ...]:
-    """The barrier of a queue whose work tiles a role checks (`work/judged.py`)."""
+def checked_rows(warps: WarpRoles, checker: str = "softmax") -> tuple[Barrier, ...]:
+    """The barrier of a queue whose work tiles a role checks (`work/checked.py`)."""
     return (
         Barrier(
-            "work_judged",
+            "work_checked",
             WORK_ENTRY,
-            (every_thread(warps, judge),),
+            (every_thread(warps, checker),),
             "load",
             "whether a work tile is run again",
             "work_ready",
@@ -267,10 +267,10 @@ def changed_rows(
 ) -> tuple[Barrier, ...]:
     """Rows of another family, with changed fields in some and more rows after some; a row's name selects both.
 
-    >>> after = {"kv_full": judged_rows(WarpRoles())}
+    >>> after = {"kv_full": checked_rows(WarpRoles())}
     >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "dequantize"}}, after)
     >>> [(row.name, row.awaited_by) for row in ring]
-    [('kv_full', 'dequantize'), ('work_judged', 'load'), ('kv_empty', 'load')]
+    [('kv_full', 'dequantize'), ('work_checked', 'load'), ('kv_empty', 'load')]
 
     A name that no row has is an error in the caller's table:
 

@@ -1,7 +1,9 @@
 """Sizes of a pair's work queue, as its shared-memory map needs them."""
 
-from ..blueprint.entries import JUDGED_ENTRIES, JUDGED_QUEUE_BYTES
+from ..blueprint.entries import CHECKED_ENTRIES, CHECKED_QUEUE_BYTES
 
-LATEST = JUDGED_ENTRIES  # after the peer's verdicts: the work tile whose verdict was exchanged last
+LATEST = (
+    CHECKED_ENTRIES  # after the peer's verdicts: the work tile whose verdict was exchanged last
+)
 PEER_WORDS = LATEST + 1  # Int32
-JUDGED_PAIR_BYTES = JUDGED_QUEUE_BYTES + 4 * PEER_WORDS
+CHECKED_PAIR_BYTES = CHECKED_QUEUE_BYTES + 4 * PEER_WORDS

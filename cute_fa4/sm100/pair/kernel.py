@@ -14,7 +14,7 @@ from ..kernel import CTA, SET_UP, Grouping, initialise_all
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.queue import NO_MORE, WorkQueue
 from .barriers import CTAS
-from .judged import pair_queue_of
+from .checked import pair_queue_of
 from .sync import PairConsumer, PairEvents, PairProducer, is_leader
 
 

@@ -169,7 +169,7 @@ def run(
             q_tile = order.q_tile(cfg, work, i)
             write_lse(cfg, args, work, q_tile, state, row.factor, writes)
         q_tile = order.q_tile(cfg, work, i)
-        queue.judge(number, lagged.failed(cfg, args, work, q_tile, state.row_sum))
+        queue.report(number, lagged.failed(cfg, args, work, q_tile, state.row_sum))
         number = number + 1
         work = queue.next(cfg, args, number)
     at, _ = order.buffer_and_parity(i, tiles)

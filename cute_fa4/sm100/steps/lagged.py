@@ -11,7 +11,7 @@ row sum, which is computed anyway, is at least the largest P and at most that ti
     later tiles             the reference stays, while the row sum stays below 2^32
     row sum above 2^32      it moves up by the exponent of the row sum: this, too, needs no multiplication of P
     row sum above 2^64      a score exceeds all earlier tiles by so much that O may have overflowed: the work tile
-                            is rerun with the exact maximum (`work/judged.py`)
+                            is rerun with the exact maximum (`work/checked.py`)
 
 A first tile that every row sees whole refers to its first quarter, 32 of 128 scores: P begins once they are loaded.
 Larger scores in the same tile act like larger scores in a later tile: P and the row sum grow by the same factor,

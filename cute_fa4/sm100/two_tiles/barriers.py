@@ -18,12 +18,12 @@ row_scale brings a factor for each key tile but the first of a work tile, and th
 key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has its own columns
 (p_beside_s.py) has two more after p_last. Where S0 and S1 overlap (p_crossed.py), there is a third, s_apart: the
 threads that raise s_free raise it once they have read the columns common to both, and mma waits for it. Where the
-running maximum lags (`work/judged.py`), there is one more, the last, and the work queue has three entries:
+running maximum lags (`work/checked.py`), there is one more, the last, and the work queue has three entries:
 
 barrier      number  raised by       awaited by           means
 s_free       2       softmax 128     mma                  S has been read, the next one may be made
 pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
-work_judged  3       softmax 256     load                 whether a work tile is run again
+work_checked  3       softmax 256     load                 whether a work tile is run again
 
 Where every key has a scale (roles/token_scales.py), 32 threads of its warp also read the queue. The last rows are
 
@@ -51,7 +51,7 @@ kv_empty      kv_full
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
-work_judged   work_ready
+work_checked  work_ready
 scales_full   scales_empty
 scales_empty  scales_full
 kind_done     each is awaited
@@ -64,16 +64,16 @@ from ..blueprint.barriers import (
     Barrier,
     BarrierTable,
     announced_bytes,
+    checked_rows,
     commit_by,
     every_thread,
-    judged_rows,
     mixed_rows,
     one_softmax,
     queue_rows,
     ring_rows,
     scale_rows,
 )
-from ..blueprint.entries import JUDGED_ENTRIES, WORK_ENTRIES
+from ..blueprint.entries import CHECKED_ENTRIES, WORK_ENTRIES
 from ..blueprint.tiles import Tiles
 from ..blueprint.warp_roles import WarpRoles
 
@@ -83,22 +83,22 @@ def table(
     warps: WarpRoles,
     kv_slots: int,
     of_the_order=(),
-    judge: str | None = None,
+    checker: str | None = None,
 ) -> BarrierTable:
     """The table of a kernel.
 
-    of_the_order: the rows that its order of the products adds; `judge`: the role that decides which work tiles rerun
-    (`work/judged.py`); None: no work tile does
+    of_the_order: the rows that its order of the products adds; `checker`: the role that decides which work tiles rerun
+    (`work/checked.py`); None: no work tile does
     """
     return BarrierTable.of(
         (
             *rows(warps, of_the_order, bool(tiles.problem.token_scales)),
             *mixed_rows(tiles.problem.mixes_rope),
-            *(judged_rows(warps, judge) if judge else ()),
+            *(checked_rows(warps, checker) if checker else ()),
         ),
         q_tiles=tiles.num_q,
         warps=warps,
-        work_entries=JUDGED_ENTRIES if judge else WORK_ENTRIES,
+        work_entries=CHECKED_ENTRIES if checker else WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
     )

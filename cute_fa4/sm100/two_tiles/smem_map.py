@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import F32_BYTES, MBARRIER_BYTES, SWIZZLE_BYTES, TMEM_ADDRESS_BYTES
-from ..blueprint.entries import JUDGED_QUEUE_BYTES, WORK_QUEUE_BYTES
+from ..blueprint.entries import CHECKED_QUEUE_BYTES, WORK_QUEUE_BYTES
 from ..blueprint.memory_maps import Region, SmemMap, token_scales
 from ..blueprint.tiles import ROWS_PER_Q_TILE, Tiles
 from ..blueprint.warp_roles import WarpRoles
@@ -50,13 +50,13 @@ def smem_map(
     tiles: Tiles,
     warps: WarpRoles,
     table: BarrierTable,
-    judged_bytes: int = JUDGED_QUEUE_BYTES,
+    checked_bytes: int = CHECKED_QUEUE_BYTES,
     ones_bytes: int = 0,
     scale_bytes: int | None = None,
 ) -> TwoTilesSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table.
 
-    judged_bytes: of a work queue whose tiles are checked; ones_bytes: of the ones after V; scale_bytes: of the ring of
+    checked_bytes: of a work queue whose tiles are checked; ones_bytes: of the ones after V; scale_bytes: of the ring of
     scales; None: the size for scales of keys
     """
     scales = token_scales(tiles.problem, tiles.BN)
@@ -73,7 +73,7 @@ def smem_map(
         row_bias=(threads,),
         scales=(scales,),
         row_unit=(threads if "v" in tiles.problem.token_scales else 0,),
-        work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
+        work_queue=checked_bytes if "work_checked" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )

@@ -38,7 +38,7 @@ from .split import taken_in_turn
 from .tile import Work, WorkTile
 
 NO_MORE = -1  # key tiles: no work is left
-PAUSE = -2  # nothing to do, but more may follow (`judged.py`)
+PAUSE = -2  # nothing to do, but more may follow (`checked.py`)
 LATE = 16  # in the last word of an entry: `late` begins at this bit, `early` at bit 1, the leader is bit 0
 EARLY_AND_LEADER = (1 << LATE) - 1
 BEYOND = 1 << 30  # a position beyond every sequence and its block
@@ -115,7 +115,7 @@ class WorkQueue:
         """Load warp, after the last copy of a work tile: -> (the next work tile, its number)."""
         return following, number
 
-    def judge(self, number, failed):
+    def report(self, number, failed):
         """The role that checks, every thread of it, at the end of work tile `number`: whether it must be rerun.
 
         failed: whether a row of this thread failed
@@ -249,12 +249,12 @@ class Search:
     claims: Int32
     held: Held | None = None
     stretch: Stretch | None = None
-    over: cutlass.Boolean | None = None  # `judged.py`: no block is left
+    over: cutlass.Boolean | None = None  # `checked.py`: no block is left
 
 
 def begin(cfg, args, block) -> tuple[Int32, Search]:
     """Load warp: -> (the CTA's first block or tile, the search). block: its number in the grid."""
-    over = cutlass.Boolean(False) if "work_judged" in cfg.barriers else None
+    over = cutlass.Boolean(False) if "work_checked" in cfg.barriers else None
     if cfg.share_keys:
         stretch = shared_order.stretch_of(cfg, args, block)
         return shared_order.next_of(stretch), Search(Int32(0), stretch=stretch, over=over)

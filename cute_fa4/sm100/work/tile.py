@@ -26,7 +26,7 @@ class WorkTile:
 class Work:
     """A work tile: its share of the queries, its sequence, and the key tiles it takes.
 
-    again: nonzero in a rerun (`judged.py`); None if no tile is rerun
+    again: nonzero in a rerun (`checked.py`); None if no tile is rerun
     """
 
     tile: WorkTile

@@ -1,4 +1,4 @@
-"""Defects of work tiles that are checked and rerun (work/judged.py): verdicts, waits for them, the second store.
+"""Defects of work tiles that are checked and rerun (work/checked.py): verdicts, waits for them, the second store.
 
 Places as in attention_defects.py. The load warp looks for a verdict at three places: before it claims, and twice where
 no block is left; there, the first look is at the work tile before the last.
@@ -19,10 +19,10 @@ from tests.emulator.mutations.mutant import (
 EARLY = (*ASYNCHRONY, *COUNTS)
 WRONG = (WRONG_NUMBERS,)
 
-JUDGED = arrival("softmax", "work_judged")
-VERDICTS = wait("load", "work_judged")
+CHECKED = arrival("softmax", "work_checked")
+VERDICTS = wait("load", "work_checked")
 LOOKS = ((VERDICTS.first, "before a claim"), (VERDICTS.last, "of the last work tile"))
-VERDICT = lines("softmax", r"st\.shared\.b32\s+(\[\S+\]), %r\d+;").ahead_of(JUDGED).last
+VERDICT = lines("softmax", r"st\.shared\.b32\s+(\[\S+\]), %r\d+;").ahead_of(CHECKED).last
 FIRST_WRITTEN = lines("correction", r"cp\.async\.bulk\.wait_group\s+0;")
 
 
@@ -32,8 +32,8 @@ def _entry_behind(match):
 
 
 def mutants():
-    """Every defect of judging."""
-    yield Mutant("softmax does not judge a work tile", LAGGED, delete(JUDGED), HANG)
+    """Every defect of the verdicts."""
+    yield Mutant("softmax does not report on a work tile", LAGGED, delete(CHECKED), HANG)
     yield Mutant(
         "a verdict is written behind its entry",
         LAGGED,

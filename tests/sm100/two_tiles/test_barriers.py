@@ -12,7 +12,7 @@ from cute_fa4.sm100.two_tiles import barriers
 COUNTS = dict(
     q_full=1, q_free=1, s_ready=1, row_scale=128, p_ready=256, p_last=128, s_free=128, pv_done=1, o_ready=1,
     kv_full=1, kv_empty=1, work_ready=1, work_read=256 + 128 + 32, work_claimed=1,
-    work_judged=256,
+    work_checked=256,
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
-from ...work.judged import queue_of
+from ...work.checked import queue_of
 from . import load, products, softmax
 from .barriers import ROPE_SLOT
 from .load import LatentPairProducer, number_of_entries

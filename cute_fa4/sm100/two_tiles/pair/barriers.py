@@ -19,30 +19,30 @@ work_ready    3       load 1                                 softmax, correction
 work_read     3       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
 work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
 claim_read    1       load 1 (of 1, at 0)                    load                      both have read the last answer
-work_judged   3       softmax 256                            load                      whether a work tile is run again
+work_checked  3       softmax 256                            load                      whether a work tile is run again
 verdict       3       load 1 (of the other)                  load                      whether the other CTA does
 
-The last two exist where the running maximum lags (`judged.py`).
+The last two exist where the running maximum lags (`checked.py`).
 
 Reasons for reuse are those of two_tiles/barriers.py. There softmax also waits for p_ready before it hands over the
 row sums; here it waits for factor_read, of its own CTA.
 """
 
-from ...blueprint.barriers import Barrier, BarrierTable, changed_rows, judged_rows
-from ...blueprint.entries import JUDGED_ENTRIES, WORK_ENTRIES
+from ...blueprint.barriers import Barrier, BarrierTable, changed_rows, checked_rows
+from ...blueprint.entries import CHECKED_ENTRIES, WORK_ENTRIES
 from ...blueprint.tiles import Tiles
 from ...blueprint.warp_roles import WarpRoles
 from ...pair.barriers import claim_read, factor_read, of_pair, other_verdict
 from .. import barriers as of_one_cta
 
 
-def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, judged: bool = False) -> BarrierTable:
+def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, checked: bool = False) -> BarrierTable:
     """The table of a kernel; arguments as in two_tiles/barriers.py."""
     return BarrierTable.of(
-        (*rows(warps), *((*judged_rows(warps), other_verdict()) if judged else ())),
+        (*rows(warps), *((*checked_rows(warps), other_verdict()) if checked else ())),
         q_tiles=tiles.num_q,
         warps=warps,
-        work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,
+        work_entries=CHECKED_ENTRIES if checked else WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
     )

@@ -29,7 +29,7 @@ from ...blueprint.memory_maps import slots_that_fit
 from ...blueprint.problem import Problem
 from ...blueprint.reach import Extra
 from ...blueprint.tiles import Tiles
-from ...pair.entries import JUDGED_PAIR_BYTES
+from ...pair.entries import CHECKED_PAIR_BYTES
 from ..schedule import TwoTiles
 from ..smem_map import TwoTilesSmem, smem_map
 from . import barriers
@@ -102,6 +102,6 @@ def layout(schedule: Pair, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps = schedule.warps
     empty = barriers.table(tiles, warps, 0, schedule.lags)
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, JUDGED_PAIR_BYTES), empty)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, CHECKED_PAIR_BYTES), empty)
     table = barriers.table(tiles, warps, slots, schedule.lags)
-    return table, smem_map(tiles, warps, table, JUDGED_PAIR_BYTES)
+    return table, smem_map(tiles, warps, table, CHECKED_PAIR_BYTES)

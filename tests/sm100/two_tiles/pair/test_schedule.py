@@ -17,7 +17,7 @@ STEP_OF_N = 32  # PTX ISA, "matrix shape": cta_group::2, M = 256
 # By hand: a warp each of both CTAs, one announcement, one commit, or every thread of the own CTA.
 COUNTS = dict(
     q_full=1, q_free=1, s_ready=1, row_scale=128, p_ready=2 * (4 + 4), p_last=2 * 4, factor_read=4, o_ready=1,
-    kv_full=1, kv_empty=1, work_ready=1, work_read=256 + 128 + 32, work_claimed=1, claim_read=1, work_judged=256,
+    kv_full=1, kv_empty=1, work_ready=1, work_read=256 + 128 + 32, work_claimed=1, claim_read=1, work_checked=256,
     verdict=1,
 )  # fmt: skip
 

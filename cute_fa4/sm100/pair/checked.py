@@ -1,4 +1,4 @@
-"""Work tiles that softmax checks, where both CTAs of a pair must agree on the result (`work/judged.py`).
+"""Work tiles that softmax checks, where both CTAs of a pair must agree on the result (`work/checked.py`).
 
 A score too large for its reference may lie in a row of either CTA. Both CTAs rerun its work tile, because they
 share its MMAs. So for each tile the load warps exchange the verdicts of their own softmax warps:
@@ -16,22 +16,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..blueprint.entries import JUDGED_ENTRIES, JUDGED_QUEUE_BYTES
+from ..blueprint.entries import CHECKED_ENTRIES, CHECKED_QUEUE_BYTES
 from ..instructions import mbarriers
 from ..work.blocks import rank_in_cluster
-from ..work.judged import Judged
+from ..work.checked import Checked
 from ..work.queue import OneBlock, WorkQueue
 from .entries import LATEST, PEER_WORDS
 from .sync import PairQueue
 
 
-class PairJudged(Judged):
+class PairChecked(Checked):
     """Verdicts of both CTAs; a mixin for a work queue."""
 
     @classmethod
     def at(cls, pointer: cute.Pointer, **mbarriers_of):
-        """In shared memory: the fields of Judged, and the verdicts of the other CTA."""
-        behind = pointer + JUDGED_QUEUE_BYTES // 4
+        """In shared memory: the fields of Checked, and the verdicts of the other CTA."""
+        behind = pointer + CHECKED_QUEUE_BYTES // 4
         peers = cute.make_tensor(behind, cute.make_layout(PEER_WORDS))
         return super().at(pointer, **mbarriers_of, peers=peers)
 
@@ -48,27 +48,27 @@ class PairJudged(Judged):
 def exchanged(queue: WorkQueue, number: Int32, found: cutlass.Boolean) -> cutlass.Boolean:
     """Whether either CTA found that work tile `number` must be rerun; a second call for a tile returns `found`."""
     if number > queue.peers[LATEST]:
-        at, peer = number % JUDGED_ENTRIES, 1 - rank_in_cluster()
+        at, peer = number % CHECKED_ENTRIES, 1 - rank_in_cluster()
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             queue.peers[LATEST] = number
             mbarriers.store_at(peer, queue.peers.iterator + at, Int32(found))
             mbarriers.arrive_at(peer, queue.verdict_there + at, relaxed=False)
-        phase = number // JUDGED_ENTRIES & 1
+        phase = number // CHECKED_ENTRIES & 1
         mbarriers.wait_for_cluster(queue.verdict_there + at, phase, relaxed=False)
         found = found | (queue.peers[at] != 0)
         cute.arch.sync_warp()
     return found
 
 
-BARRIERS = {"judged": "work_judged", "verdict_there": "verdict"}
+BARRIERS = {"checked": "work_checked", "verdict_there": "verdict"}
 
 
 @dataclass(frozen=True)
-class PairJudgedQueue(PairJudged, PairQueue):
+class PairCheckedQueue(PairChecked, PairQueue):
     verdicts: cute.Tensor
     again: cute.Tensor
-    judged: cute.Pointer
+    checked: cute.Pointer
     peers: cute.Tensor  # (PEER_WORDS,) Int32
     verdict_there: cute.Pointer
 
@@ -76,10 +76,10 @@ class PairJudgedQueue(PairJudged, PairQueue):
 
 
 @dataclass(frozen=True)
-class PairJudgedBlock(PairJudged, OneBlock):
+class PairCheckedBlock(PairChecked, OneBlock):
     verdicts: cute.Tensor
     again: cute.Tensor
-    judged: cute.Pointer
+    checked: cute.Pointer
     peers: cute.Tensor
     verdict_there: cute.Pointer
 
@@ -88,6 +88,6 @@ class PairJudgedBlock(PairJudged, OneBlock):
 
 def pair_queue_of(cfg) -> type[WorkQueue]:
     """The type of a kernel's work queue."""
-    if "work_judged" in cfg.barriers:
-        return PairJudgedQueue if cfg.schedule.claims else PairJudgedBlock
+    if "work_checked" in cfg.barriers:
+        return PairCheckedQueue if cfg.schedule.claims else PairCheckedBlock
     return PairQueue if cfg.schedule.claims else OneBlock

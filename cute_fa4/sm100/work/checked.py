@@ -4,7 +4,7 @@ If the running maximum of a row lags (steps/lagged.py), a score may exceed all s
 exponential overflows. The row sum shows this, but too late for the work tile. Its results are stored anyway; then the
 tile is rerun and overwrites them:
 
-    softmax      at the end of a work tile      a verdict for each warp, then work_judged
+    softmax      at the end of a work tile      a verdict for each warp, then work_checked
     load warp    before an entry is used again  the verdict is in: failed -> the same tile again, instead of a claim
     load warp    no block is left               a work tile without rows, so that the MMA warp finishes deferred work;
                                                 then the last verdicts; then the end
@@ -25,7 +25,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..blueprint.entries import AGAIN_WORDS, JUDGED_ENTRIES, VERDICT_WORDS, WORK_WORDS
+from ..blueprint.entries import AGAIN_WORDS, CHECKED_ENTRIES, VERDICT_WORDS, WORK_WORDS
 from .part_queue import PartsAndClaims, PartsOfBlock
 from .queue import (
     NO_MORE,
@@ -43,16 +43,21 @@ from .queue import (
 from .tile import Work
 
 
-class Judged:
+class Checked:
     """Overrides for a queue whose work tiles are checked; mixed with a queue of queue.py."""
 
-    BARRIERS: ClassVar[dict] = {**WorkQueue.BARRIERS, "judged": "work_judged"}
+    BARRIERS: ClassVar[dict] = {**WorkQueue.BARRIERS, "checked": "work_checked"}
 
     @classmethod
     def at(cls, pointer: cute.Pointer, **mbarriers):
         """In shared memory: entries, response, verdicts, flags of tiles that are rerun."""
         places, at = [], pointer
-        for words in (JUDGED_ENTRIES * WORK_WORDS, 4, JUDGED_ENTRIES * VERDICT_WORDS, AGAIN_WORDS):
+        for words in (
+            CHECKED_ENTRIES * WORK_WORDS,
+            4,
+            CHECKED_ENTRIES * VERDICT_WORDS,
+            AGAIN_WORDS,
+        ):
             places.append((at, words))
             at = at + words
         entries, verdicts, again = (
@@ -63,9 +68,9 @@ class Judged:
 
     def publish(self, number, work: Work, again=0):
         """Load warp: announce work tile `number`, -> it; the entry's verdict has been read."""
-        at = number % JUDGED_ENTRIES
-        cute.arch.mbarrier_wait(self.read + at, (number // JUDGED_ENTRIES & 1) ^ 1)
-        work = led(work, self.entries, number, JUDGED_ENTRIES)
+        at = number % CHECKED_ENTRIES
+        cute.arch.mbarrier_wait(self.read + at, (number // CHECKED_ENTRIES & 1) ^ 1)
+        work = led(work, self.entries, number, CHECKED_ENTRIES)
         with cute.arch.elect_one():
             for i, word in enumerate(words_of(work)):
                 self.entries[at * WORK_WORDS + i] = word
@@ -74,8 +79,8 @@ class Judged:
         return work
 
     def next(self, cfg, args, number) -> Work:
-        at = number % JUDGED_ENTRIES
-        cute.arch.mbarrier_wait(self.ready + at, number // JUDGED_ENTRIES & 1)
+        at = number % CHECKED_ENTRIES
+        cute.arch.mbarrier_wait(self.ready + at, number // CHECKED_ENTRIES & 1)
         work = replace(self.entry(cfg, args, at), again=self.again[at])
         cute.arch.mbarrier_arrive(self.read + at)
         return work
@@ -84,12 +89,12 @@ class Judged:
         """The work tile of an entry."""
         return work_of(cfg, args, [self.entries[at * WORK_WORDS + i] for i in range(WORK_WORDS)])
 
-    def judge(self, number, failed):
-        at, warp = number % JUDGED_ENTRIES, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    def report(self, number, failed):
+        at, warp = number % CHECKED_ENTRIES, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         verdict = cute.arch.vote_any_sync(failed)
         with cute.arch.elect_one():
             self.verdicts[at * VERDICT_WORDS + warp] = Int32(verdict)
-        cute.arch.mbarrier_arrive(self.judged + at)
+        cute.arch.mbarrier_arrive(self.checked + at)
 
     def agreed(self, number, found):
         """Load warp: whether work tile `number` is rerun. found: whether this CTA found that it must be."""
@@ -100,7 +105,7 @@ class Judged:
 
     def ask_next(self, search: Search, number) -> cutlass.Boolean:
         """-> whether the next work tile is a rerun of one that failed."""
-        return ask_unless_failed(self, search, number + 1 - JUDGED_ENTRIES)
+        return ask_unless_failed(self, search, number + 1 - CHECKED_ENTRIES)
 
     def take_next(self, cfg, args, search: Search, number, asked) -> tuple:
         return take_or_repeat(cfg, args, self, search, number, asked)
@@ -110,36 +115,36 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class JudgedQueue(Judged, WorkQueue):
-    verdicts: cute.Tensor  # (JUDGED_ENTRIES * VERDICT_WORDS,) Int32
+class CheckedQueue(Checked, WorkQueue):
+    verdicts: cute.Tensor  # (CHECKED_ENTRIES * VERDICT_WORDS,) Int32
     again: cute.Tensor  # (AGAIN_WORDS,) Int32
-    judged: cute.Pointer
+    checked: cute.Pointer
 
 
 @dataclass(frozen=True)
-class JudgedBlock(Judged, OneBlock):
+class CheckedBlock(Checked, OneBlock):
     verdicts: cute.Tensor
     again: cute.Tensor
-    judged: cute.Pointer
+    checked: cute.Pointer
 
 
 @dataclass(frozen=True)
-class JudgedStretch(Judged, OwnStretch):
+class CheckedStretch(Checked, OwnStretch):
     verdicts: cute.Tensor
     again: cute.Tensor
-    judged: cute.Pointer
+    checked: cute.Pointer
 
 
 def queue_of(cfg) -> type[WorkQueue]:
     """The queue of a kernel."""
-    judged = "work_judged" in cfg.barriers
+    checked = "work_checked" in cfg.barriers
     if cfg.share_keys:
-        return JudgedStretch if judged else OwnStretch
+        return CheckedStretch if checked else OwnStretch
     if cfg.own_parts:
         return PartsAndClaims if cfg.schedule.claims else PartsOfBlock
     if cfg.schedule.claims:
-        return JudgedQueue if judged else WorkQueue
-    return JudgedBlock if judged else OneBlock
+        return CheckedQueue if checked else WorkQueue
+    return CheckedBlock if checked else OneBlock
 
 
 @cute.jit
@@ -147,8 +152,8 @@ def failed(queue: WorkQueue, number: Int32) -> cutlass.Boolean:
     """Load warp: whether work tile `number` must be rerun; waits for its verdict and clears it."""
     found = cutlass.Boolean(False)
     if number >= 0:
-        at = number % JUDGED_ENTRIES
-        cute.arch.mbarrier_wait(queue.judged + at, number // JUDGED_ENTRIES & 1)
+        at = number % CHECKED_ENTRIES
+        cute.arch.mbarrier_wait(queue.checked + at, number // CHECKED_ENTRIES & 1)
         lane = cute.arch.lane_idx() % VERDICT_WORDS
         word = queue.verdicts[at * VERDICT_WORDS + lane]
         found = cute.arch.vote_any_sync(word != 0)
@@ -182,7 +187,7 @@ def take_or_repeat(
     following, over = no_work(cfg), search.over
     claims, held, stretch = search.claims, search.held, search.stretch
     if again:
-        following = queue.entry(cfg, args, (number + 1) % JUDGED_ENTRIES)
+        following = queue.entry(cfg, args, (number + 1) % CHECKED_ENTRIES)
     else:
         if not over:
             answer = queue.answer(search)
@@ -208,7 +213,7 @@ def end_or_repeat(
         if not again:
             again, at = failed(queue, last), last
         if again:
-            following = queue.entry(cfg, args, at % JUDGED_ENTRIES)
+            following = queue.entry(cfg, args, at % CHECKED_ENTRIES)
         number = number + 2
         following = queue.publish(number, following, again)
     return following, number

@@ -38,7 +38,7 @@ def found(compiled) -> KernelLabels:
         return NO_LABELS
     try:
         allocated = _with_offsets(text, compiled.metadata.target)
-    except (RuntimeError, AttributeError, TypeError):  # of another version of the compiler
+    except (ImportError, RuntimeError, AttributeError, TypeError):  # another compiler
         return NO_LABELS
     return labels(allocated, compiled.metadata.shared, own_barriers="ttir" not in compiled.asm)
 

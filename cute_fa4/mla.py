@@ -34,6 +34,7 @@ from cute_fa4.calls.latent import (
     scales_of,
     values_of,
 )
+from cute_fa4.calls.latent_heads import latent_heads, of_each_head
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.latent_rows import (
     check_rows,
@@ -85,8 +86,9 @@ def flash_mla_with_kvcache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
-    q               (batch, seqlen_q, heads, 576), or 512 over rows of 584 bytes; bf16, fp16, or float8. The heads of
-                    all queries share tiles. Any number of heads; the kernel is optimized for seqlen_q from 1 to 8
+    q               (batch, seqlen_q, heads, 576), or 512 over rows of 512 columns or of 584 bytes; bf16, fp16, or
+                    float8. The heads of all queries share tiles. Any number of heads; the kernel is optimized for
+                    seqlen_q from 1 to 8
     k_cache         (num_pages, page_size, 1, 576), or (num_pages, page_size, 1, 656) for rows of 656 bytes. Strides are
                     free if all rows are at multiples of one stride.
                     Any page size; multiples of 8 are copied in boxes, other sizes four rows at a time. q's dtype, or
@@ -97,7 +99,11 @@ def flash_mla_with_kvcache(
                     and only the 512 values have 8-bit errors.
                     (num_pages, page_size, 1, 584) is DeepSeek-V4's (FlashMLA's MODEL1): 448 values in e4m3, 7 e8m0
                     scales for 64 values each, and 64 RoPE values in bf16, all of which are keys and values. A page has
-                    576 bytes for each row, then 8 for the scales of each; pages are a multiple of 576 bytes apart
+                    576 bytes for each row, then 8 for the scales of each; pages are a multiple of 576 bytes apart.
+                    (num_pages, page_size, 1, 512) of 16 bits: all columns are keys and values.
+                    Several latent heads in place of the 1, but not with 584 bytes: query heads h * heads / heads_kv
+                    and the following belong to latent head h, and each has launches of its own. Lists of indices are
+                    the same for all
     block_table     (batch, pages) int32: the pages of each sequence. Entries beyond cache_seqlens are not read
     cache_seqlens   (batch,) int32: keys of each sequence, including those of this call's queries; later rows
                     of a page may hold anything
@@ -139,6 +145,17 @@ def flash_mla_with_kvcache(
 
     Raises the errors of flash_attn_func.
     """
+    if latent_heads(k_cache) > 1:
+        call = dict(
+            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
+            num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
+            indices=indices, attn_sink=attn_sink, extra_k_cache=extra_k_cache,
+            extra_indices_in_kvcache=extra_indices_in_kvcache, topk_length=topk_length,
+            extra_topk_length=extra_topk_length, descale_q=descale_q, descale_k=descale_k,
+            tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
+            learnable_sink=learnable_sink, q_quantize=q_quantize,
+        )  # fmt: skip
+        return of_each_head(flash_mla_with_kvcache, call)
     extra = dict(
         zip(EXTRA, (extra_k_cache, extra_indices_in_kvcache, extra_topk_length), strict=True)
     )

@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from cute_fa4.calls.latent_heads import check_sinks, group_of, latent_heads, sinks_of, values_like
 from cute_fa4.calls.operands.latent_rows import is_in_pages
 from cute_fa4.calls.operands.tensors import PAGED, WIDE, check_is_tensor, check_rank
 from cute_fa4.mla import called_as
@@ -37,12 +38,13 @@ def flash_mla_sparse_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """softmax(sm_scale * q k^T) k[:, :512] over the rows that each query lists.
 
-    q            (queries, heads, 576), or 512 over rows of 584 bytes; dtypes as in flash_mla_with_kvcache. Any number
-                 of heads
-    kv           (keys, 1, 576), or (keys, 1, 656) for rows of 656 bytes; or the pages of a cache of 584 bytes a row,
-                 (num_pages, page_size, 1, 584), under a q of 512 columns
-    indices      (queries, 1, top-k) int32: rows of kv, of pages page * page_size + row, in any order. Numbers that are
-                 no row of kv mean no key. A row that is listed twice counts twice
+    q            (queries, heads, 576), or 512 over rows of 512 columns or of 584 bytes; dtypes as in
+                 flash_mla_with_kvcache. Any number of heads
+    kv           (keys, 1, 576), (keys, 1, 512) of 16 bits, or (keys, 1, 656) for rows of 656 bytes; or the pages of a
+                 cache of 584 bytes a row, (num_pages, page_size, 1, 584), under a q of 512 columns
+                 Several heads in place of the 1, without pages: as in flash_mla_with_kvcache
+    indices      (queries, 1, top-k) int32, or (queries, heads of kv, top-k): rows of kv, of pages page * page_size +
+                 row, in any order. Numbers that are no row of kv mean no key. A row that is listed twice counts twice
     sm_scale     factor of the scores
     d_v          512
     attn_sink    (heads,): one logit per head that takes weight and has no value; lse leaves it out
@@ -64,17 +66,25 @@ def flash_mla_sparse_fwd(
     check_rank("q", q, ("queries", "heads", "head_dim"))
     in_pages = is_in_pages(kv)
     check_rank("kv", kv, PAGED if in_pages else ("keys", "heads", "head_dim"))
-    if indices.dim() != 3 or indices.shape[:2] != (q.shape[0], 1):
+    heads = latent_heads(kv, 1)
+    if indices.dim() != 3 or indices.shape[:2] != (q.shape[0], heads):
         raise ValueError(
-            f"indices: shape {tuple(indices.shape)}; accepted: ({q.shape[0]}, 1, top-k), a list for each query"
+            f"indices: shape {tuple(indices.shape)}; accepted: ({q.shape[0]}, {heads}, top-k), a list for each query"
         )
     if options.get("out") is not None:
         check_rank("out", options["out"], ("queries", "heads", "head_dim"))
-        options["out"] = options["out"].unsqueeze(1)
+    if heads > 1:
+        call = dict(
+            sm_scale=sm_scale, d_v=d_v, attn_sink=attn_sink, topk_length=topk_length,
+            return_max_logits=return_max_logits, **options,
+        )  # fmt: skip
+        return _of_each_head(q, kv, indices, call)
     if return_max_logits and not (q.dtype in WIDE and kv.dtype == q.dtype):
         raise NotImplementedError(
             f"return_max_logits: True with q of {q.dtype} and kv of {kv.dtype}; accepted: bf16 or fp16, or False"
         )
+    if options.get("out") is not None:
+        options["out"] = options["out"].unsqueeze(1)
     call = dict(
         q=q.unsqueeze(1), k_cache=kv if in_pages else kv.unsqueeze(1), block_table=None, cache_seqlens=None,
         head_dim_v=d_v, softmax_scale=sm_scale, indices=indices, attn_sink=attn_sink, topk_length=topk_length,
@@ -85,6 +95,23 @@ def flash_mla_sparse_fwd(
     if return_max_logits:
         largest = _largest_scores(q, kv, indices.squeeze(1), topk_length, sm_scale)
     return out.squeeze(1), largest, lse.squeeze(-1)
+
+
+def _of_each_head(q, kv, indices, call: dict) -> tuple:
+    """The call for kv of several heads, of which each has lists of its own. call: its other arguments."""
+    heads = kv.shape[1]
+    group = group_of(q, heads, 1)
+    check_sinks(call, q.shape[1])
+    if call.get("out") is None:
+        call["out"] = values_like(q)
+    found = []
+    for head in range(heads):
+        own, one = slice(head * group, (head + 1) * group), slice(head, head + 1)
+        some = {"out": call["out"][:, own]} | sinks_of(call, own)
+        _, *of_rows = flash_mla_sparse_fwd(q[:, own], kv[:, one], indices[:, one], **call | some)
+        found.append(of_rows)
+    largest, lse = zip(*found, strict=True)
+    return call["out"], None if largest[0] is None else torch.cat(largest, 1), torch.cat(lse, 1)
 
 
 def _largest_scores(q, kv, lists, lengths, scale: float) -> torch.Tensor:

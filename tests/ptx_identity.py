@@ -37,6 +37,8 @@ CAUSAL = {"causal": True}
 PACKED = {"q_layout": "packed", "kv_layout": "packed"}
 PAGES = {"kv_layout": "paged", "seqused_k": True}
 DECODE = {**PAGES, "group": 8, "pack_gqa": True}
+OF_576 = {"page_size": 64, "head_dim": 576, "head_dim_v": 512}
+LATENT = {**PAGES, **OF_576, "pack_gqa": True, "latent": True}
 PARTIAL = {"split_keys": True, "write_lse": True, "o_dtype": "f32"}
 WIDE_E4M3 = {"kv_dtype": "e4m3", "head_dim": 192, "family": "mhawidewiden", **CAUSAL}
 SHOWN_LINES = 40  # of a difference
@@ -165,26 +167,10 @@ VARIANTS = {
         "rows": 8,
         **CAUSAL,
     },
-    "latent": {
-        **PAGES,
-        "page_size": 64,
-        "group": 16,
-        "head_dim": 576,
-        "head_dim_v": 512,
-        "pack_gqa": True,
-        "family": "mla_decode",
-        "latent": True,
-    },
-    "latent pair": {
-        **PAGES,
-        "page_size": 64,
-        "group": 128,
-        "head_dim": 576,
-        "head_dim_v": 512,
-        "pack_gqa": True,
-        "family": "mla_pair",
-        "latent": True,
-    },
+    "latent": {**LATENT, "group": 16, "family": "mla_decode"},
+    "latent pair": {**LATENT, "group": 128, "family": "mla_pair"},
+    "latent of 512 columns": {**LATENT, "group": 16, "head_dim": 512, "family": "mla_decode"},
+    "latent pair of 512 columns": {**LATENT, "group": 128, "head_dim": 512, "family": "mla_pair"},
     "latent rows": {
         **PAGES,
         "page_size": 64,

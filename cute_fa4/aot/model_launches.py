@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from cute_fa4.aot.model_kernels import kernels
+from cute_fa4.dtypes import UNQUANTIZED
 from cute_fa4.layouts.cache_scales import LINEAR
 
 
@@ -91,10 +92,16 @@ def latent(
     call = {None: "latent", "f32": "latent_rows"}.get((stored or {}).get("scale_dtype"))
     if call is None:
         call, depth = "latent_pages", depth_v
-    if (shared["head_dim"], heads_kv) != (depth, 1):
+    # A cache of 16 bits may have values alone.
+    of_16_bits = call == "latent" and not stored and shared["qkv_dtype"] in UNQUANTIZED
+    depths = (depth, depth_v) if of_16_bits else (depth,)
+    in_pages = call == "latent_pages"
+    if shared["head_dim"] not in depths or (in_pages and heads_kv != 1):
         raise ValueError(
-            f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
-            "row of the latent cache, and heads_kv 1"
+            f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim "
+            f"{' or '.join(map(str, depths))}, a row of the latent cache"
+            + ", and heads_kv 1"
+            * in_pages
         )
     latent: dict[str, object] = {"head_dim_v": depth_v, "latent": True}
     latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}

@@ -3,6 +3,7 @@
     q             (batch, seqlen_q, heads, 576)
     latent cache  (num_pages, page_size, 1, 576): columns 0 to 511 are keys and values, 512 to 575 keys alone; of eight
                   bits with a scale
+                  (num_pages, page_size, 1, 512) of 16 bits: all columns are keys and values
                   (num_pages, page_size, 1, 656) of bytes: 512 numbers e4m3, a float32 scale for each 128 of them, 64
                   rotary columns bf16
                   (keys, 1, 1, 576) of bytes, with scales apart: those of 584 bytes, of which each key is a page
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from cute_fa4.calls.attention import is_float32
-from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
+from cute_fa4.calls.operands.tensors import PAGED, WIDE, check_is_tensor, check_rank
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.request import Choices
 from cute_fa4.operands import PAGES, CallTensors, tensors_of
@@ -47,11 +48,13 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
     if out is not None:
         check_is_tensor("out", out)
     check_rank("k_cache", cache, PAGED)
-    if cache.shape[-1] not in (LATENT_DEPTHS[0], LATENT_ROW_BYTES):
+    of_16_bits = LATENT_DEPTHS[1:] if cache.dtype in WIDE else ()
+    if cache.shape[-1] not in (LATENT_DEPTHS[0], *of_16_bits, LATENT_ROW_BYTES):
         raise ValueError(
-            f"k_cache: {cache.shape[-1]} columns, shape {tuple(cache.shape)}; accepted: {LATENT_DEPTHS[0]}, "
-            f"{LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones, or rows of "
-            f"{LATENT_ROW_BYTES} bytes, or of {LATENT_BYTES_IN_PAGE} in pages"
+            f"k_cache: {cache.shape[-1]} columns of {cache.dtype}, shape {tuple(cache.shape)}; accepted: "
+            f"{LATENT_DEPTHS[0]}, {LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones, "
+            f"or {LATENT_DEPTHS[1]} of 16 bits, all of them values; or rows of {LATENT_ROW_BYTES} bytes, or of "
+            f"{LATENT_BYTES_IN_PAGE} in pages"
         )
 
 

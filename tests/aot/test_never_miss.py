@@ -105,6 +105,10 @@ MODELS = {
         dict(head_dim=128, heads_q=24, heads_kv=1, page_sizes=(8,), calls=("indexer",)),
         {},
     ),
+    "Latent cache of 512 columns": (
+        dict(head_dim=512, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent",)),
+        {},
+    ),
     "DeepSeek V4 rows": (
         dict(head_dim=512, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent_pages",)),
         {},

@@ -96,6 +96,8 @@ def load_tile(
         address = smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
         load_columns(cfg, args, address, mbarrier, found, work, i * width, (i + 1) * width)
         slab = kv.slabs.commit_step(slab)
+    if cutlass.const_expr(cfg.tiles.rope_slot_bytes == 0):
+        return LatentSlots(slab, at.rope)
     kv.rope.acquire(at.rope)
     mbarrier = kv.rope.get_v(at.rope)
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes

@@ -87,11 +87,13 @@ class InSlabs(Products):
             kv.slabs.wait(slab)
             multiply_kq(cfg, smem, k, address_of(cfg, smem, slab), s_address, i * k.cols)
             slab = slab.next(kv.slabs.slots)
-        kv.rope.wait(at.rope)
-        address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-        multiply_kq(cfg, smem, cfg.tiles.rope_tile, address, s_address, cfg.ov_depth)
+        has_rope = cfg.tiles.rope_slot_bytes > 0
+        if has_rope:
+            kv.rope.wait(at.rope)
+            address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+            multiply_kq(cfg, smem, cfg.tiles.rope_tile, address, s_address, cfg.ov_depth)
         events.s_ready.commit(buffer)
-        if not cfg.tiles.p_over_rope:
+        if has_rope and not cfg.tiles.p_over_rope:
             kv.rope.release_slot(at.rope)
 
     def finish_tile(self, cfg, mma, at, tile, accumulate):

@@ -86,16 +86,24 @@ def not_built(problem: Problem) -> list[str]:
 
 
 DEPTHS = LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH
+WITHOUT_ROPE = LATENT_DEPTH, LATENT_DEPTH
 
 
 def depths_not_built(problem: Problem, only: tuple[int, int] = DEPTHS) -> list[str]:
-    """Reject everything except a latent cache with `only` so many columns of K and of V."""
+    """Reject everything except a latent cache with `only` so many columns of K and of V.
+
+    In 16 bits K may also have no rotary columns apart from those of V.
+    """
     depths = (problem.qk_depth, problem.ov_depth)
-    if problem.latent and depths == only:
+    accepted = [only] + [WITHOUT_ROPE] * (
+        only == DEPTHS and (problem.kv_dtype is None and not problem.is_quantized)
+    )
+    if problem.latent and depths in accepted:
         return []
+    columns = " or ".join(f"qk_depth={qk}, ov_depth={ov}" for qk, ov in accepted)
     return [
         f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
-        f"latent=True, qk_depth={only[0]}, ov_depth={only[1]}"
+        f"latent=True, {columns}"
     ]
 
 

@@ -15,6 +15,8 @@ rows      Q         slabs        rope        P
 8, 16     18 KiB    5 x 32 KiB   2 x 16 KiB  4 KiB
 32        36 KiB    5 x 32 KiB   1 x 16 KiB  8 KiB
 64        72 KiB    4 x 32 KiB   1 x 16 KiB  reuses rope
+
+Q of 512 columns takes 1/9 less, and there is no rope; P of 64 rows takes 16 KiB.
 """
 
 from dataclasses import dataclass, replace
@@ -68,6 +70,8 @@ def slots_that_fit(tiles: LatentTiles, without_rings: LatentSmem) -> tuple[int, 
     of_barriers = MBARRIER_BYTES * BARRIERS_PER_SLOT
     slab, rope = tiles.kv_slot_bytes + of_barriers, tiles.rope_slot_bytes + of_barriers
     free = SMEM_CAPACITY_BYTES - without_rings.nbytes
+    if not tiles.rope_slot_bytes:
+        return free // slab, 0
     slabs = max(0, (free - rope) // slab)
     most = 1 if tiles.p_over_rope else MOST_ROPE_SLOTS
     return slabs, max(0, min(most, (free - slabs * slab) // rope))

@@ -7,6 +7,8 @@ A key tile is 128 keys x 576 columns. Each part is copied once, and no MMA reads
     S^T        + K Q^T  + K Q^T   + K Q^T   + K Q^T   + K Q^T    keys are the lanes; one sum over all columns
     O^T        O0       O1        O2        O3        -          columns are the lanes; a slab is V^T of one output
 
+A cache of 512 columns has no rotary columns apart (FlashMLA's MODEL1): the same tile without its last part.
+
 Sizes of S, P and Q are those of few_rows/tiles.py.
 """
 
@@ -64,7 +66,8 @@ class LatentTiles(SwappedTiles):
 
     @property
     def rope_slot_bytes(self) -> int:
-        return self.rope_tile.nbytes
+        """0 for a cache of 512 columns, all of which are values."""
+        return self.rope_tile.nbytes if self.problem.qk_depth > LATENT_DEPTH else 0
 
     @property
     def rest_qk_depth(self) -> int:

@@ -135,8 +135,12 @@ def test_plans_of_another_package_are_not_read():
         (dict(descale_k=torch.ones(1)), TypeError, "descale_k: given with q of torch.bfloat16"),
         (dict(block_table=None), TypeError, "block_table: a NoneType; accepted: a torch.Tensor"),
         (dict(q=torch.zeros(1, 1, 16, 512).bfloat16()), ValueError, "k_cache: head_dim 576 while q has 512"),
-        (dict(k_cache=torch.zeros(4, 64, 2, 576).bfloat16()), ValueError, "k_cache: 2 heads"),
-        (dict(k_cache=torch.zeros(4, 64, 1, 512).bfloat16()), ValueError, "k_cache: 512 columns"),
+        (dict(k_cache=torch.zeros(4, 64, 3, 576).bfloat16()), ValueError, "q: 16 heads over 3 of the cache"),
+        (dict(k_cache=torch.zeros(4, 64, 1, 512).bfloat16()), ValueError, "k_cache: head_dim 512 while q has 576"),
+        (
+            dict(k_cache=torch.zeros(4, 64, 1, 512).to(torch.float8_e4m3fn)), ValueError,
+            "k_cache: 512 columns of torch.float8_e4m3fn",
+        ),
         (dict(k_cache=torch.zeros(4, 64, 576).bfloat16()), ValueError, "k_cache: shape (4, 64, 576) has 3"),
         (
             dict(out=torch.zeros(1, 1, 16, 512).to(torch.float8_e4m3fn)), ValueError,

@@ -287,7 +287,9 @@ def test_the_parameters_of_sparse_prefill_are_flash_mlas():
     assert tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD) == FLASH_MLA
 
 
-@pytest.mark.parametrize("kv_rows", ["16 bits", "rows of 656 bytes", "rows of 584 bytes"])
+@pytest.mark.parametrize(
+    "kv_rows", ["16 bits", "512 columns", "rows of 656 bytes", "rows of 584 bytes"]
+)
 @pytest.mark.parametrize("heads, mode", [(16, "hostile"), (128, "random")])
 def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
     """A CTA, and a pair: rows that are not listed are NaN."""
@@ -300,7 +302,11 @@ def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
         picked = listed[i, 0, :length]
         seen[picked[(picked >= 0) & (picked < rows)].long()] = True
     exact = kv.clone()
-    if kv_rows == "16 bits":
+    is_wide = kv_rows in ("16 bits", "512 columns")
+    if kv_rows == "512 columns":
+        q, kv = (x[..., :LATENT].contiguous() for x in (q, kv))
+        exact = kv.clone()
+    if is_wide:
         kv[~seen] = torch.nan
     elif kv_rows == "rows of 584 bytes":
         q, places = q[..., :LATENT], seen.nonzero().flatten()
@@ -312,7 +318,6 @@ def test_sparse_prefill_agrees_with_float64(heads, mode, kv_rows):
         exact = numbers_of(kv)
         kv[~seen] = 255
     sink = torch.linspace(-3, 3, heads)
-    is_wide = kv_rows == "16 bits"
     with emulator.use(mode=mode, seed=1):
         out, largest, lse = flash_mla_sparse_fwd(
             q, kv, listed, SCALE, 512, sink, lengths, return_max_logits=is_wide

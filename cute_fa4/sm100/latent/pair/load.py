@@ -111,6 +111,8 @@ def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadP
         address = smem.kv_address + slot.index * cfg.tiles.kv_slot_bytes
         load_unit(cfg, args, address, mbarrier, rows, i * UNIT_COLUMNS, UNIT_COLUMNS)
         slot = kv.units.commit_step(slot)
+    if not cfg.tiles.rope_slot_bytes:
+        return replace(at, unit=slot)
     kv.rope.acquire(at.rope)
     mbarrier, rest = kv.rope.get_v(at.rope), cfg.qk_depth - LATENT_DEPTH
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes

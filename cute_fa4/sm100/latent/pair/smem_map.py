@@ -64,5 +64,7 @@ def slots_that_fit(tiles: LatentPairTiles, without_rings: LatentPairSmem) -> tup
     of_barriers = MBARRIER_BYTES * BARRIERS_PER_SLOT
     unit, rope = tiles.kv_slot_bytes + of_barriers, tiles.rope_slot_bytes + of_barriers
     free = SMEM_CAPACITY_BYTES - without_rings.nbytes
+    if not tiles.rope_slot_bytes:
+        return free // unit, 0
     ropes = max(1, min(MOST_ROPE_SLOTS, (free - tiles.units * unit) // rope))
     return max(0, (free - ropes * rope) // unit), ropes

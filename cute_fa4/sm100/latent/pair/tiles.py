@@ -118,7 +118,8 @@ class LatentPairTiles(Tiles):
 
     @property
     def rope_slot_bytes(self) -> int:
-        return self.rope_tile.nbytes
+        """0 for a cache of 512 columns, all of which are values."""
+        return self.rope_tile.nbytes if self.problem.qk_depth > LATENT_DEPTH else 0
 
     @property
     def bytes_of_stages(self) -> tuple[int, ...]:

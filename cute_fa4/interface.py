@@ -443,6 +443,7 @@ def flash_attn_with_kvcache(
     k_block_scale: torch.Tensor | None = None,
     v_block_scale: torch.Tensor | None = None,
     v_block_scale_layout: str = "linear",
+    four_over_six: bool = False,
     q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
@@ -466,7 +467,8 @@ def flash_attn_with_kvcache(
                        Rows of 16 bits for a float8 cache are quantised as they are written: row / k_descale, row /
                        v_descale, clipped to the dtype's range. Where the scales are per token of the cache, each new
                        row gets its own scale, which is written there: largest magnitude / largest number of the dtype.
-                       A cache of 4 bits gets the codes and block scales of cute_fa4.nvfp4.quantize(k, k_descale)
+                       A cache of 4 bits gets the codes and block scales of cute_fa4.nvfp4.quantize(k, k_descale,
+                       four_over_six): False, or True for the better of two scales of each block
     cache_seqlens      (batch,) int32, or one number: rows that the cache holds before k. The tensor is not
                        modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32

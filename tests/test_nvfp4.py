@@ -72,6 +72,21 @@ def test_errors_are_within_half_a_step(dtype):
     assert better.square().sum() < 0.97 * error.square().sum()
 
 
+def test_a_block_has_the_better_of_both_scales():
+    """Blocks of normal numbers against the error of either scale in float64, except where both are nearly the same."""
+    x = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    found = nvfp4.dequantize(*nvfp4.quantize(x, 0.01, four_over_six=True)).double()
+    largest = x.abs().amax(-1)
+    errors = []
+    for code in (6.0, 4.0):
+        codes, scales = nvfp4._of_largest(x, largest, code, torch.tensor(0.01))
+        meant = nvfp4.dequantize(nvfp4.pack(codes), scales[:, None], 0.01).double()
+        errors.append((meant - x.double()).square().sum(-1))
+    best = torch.minimum(*errors)
+    assert ((found - x.double()).square().sum(-1) <= best * (1 + 1e-5)).all()
+    assert 0.2 < (errors[1] < errors[0]).float().mean() < 0.6
+
+
 def test_blocks_of_zeros_small_large_and_without_a_number():
     """Zeros, below half of the least scale, at it, above the largest scale, infinity, NaN: and no other block."""
     x = torch.ones(7, 16)

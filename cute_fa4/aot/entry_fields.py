@@ -27,6 +27,7 @@ class Field:
 
 # Fields that several kinds of entries have.
 _HEAD_DIM = Field("number", "of q and k; required")
+_FOUR = Field("switch", "blocks of new rows of e2m1 have the better of two scales; default: off")
 _V_LAYOUT = Field("text", f"of v_block_scale of e2m1: {' or '.join(LAYOUTS)}; default: {LINEAR}")
 _ARCH = Field("text", "sm_100a or sm_103a; default: sm_100a")
 _INVARIANT = "of calls with batch_invariant=True; default: as CUTE_FA4_BATCH_INVARIANT says"
@@ -61,6 +62,7 @@ MODEL = {
         "text", "of caches under 16-bit queries: e4m3, e5m2, e2m1; default: as dtype"
     ),
     "v_block_scale_layout": _V_LAYOUT,
+    "four_over_six": _FOUR,
     "q_quantize": Field(
         "text",
         f"of such queries: {', '.join(QUANTIZE)}, or {BEFORE}: they have kv_dtype already; "
@@ -185,6 +187,7 @@ APPEND = {
     ),
     "descales": Field("text", "new rows that are divided by scales, of kKvV; default: none"),
     "v_block_scale_layout": _V_LAYOUT,
+    "four_over_six": _FOUR,
     "arch": _ARCH,
 }
 COMBINE = {

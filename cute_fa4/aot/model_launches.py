@@ -6,7 +6,6 @@ import itertools
 
 from cute_fa4.aot.model_kernels import kernels
 from cute_fa4.dtypes import UNQUANTIZED
-from cute_fa4.layouts.cache_scales import LINEAR
 
 
 def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
@@ -50,14 +49,15 @@ def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list
     return found
 
 
-def appends(
-    dtypes, depths: tuple[int, int], page_sizes: tuple, arch: str, v_layout: str = LINEAR
-) -> list:
-    """The kernels that append new rows to a cache. dtypes: model_dtypes.Dtypes; v_layout: v_block_scale_layout."""
+def appends(dtypes, depths: tuple[int, int], page_sizes: tuple, arch: str, **of_blocks) -> list:
+    """The kernels that append new rows to a cache. ValueError for fields that contradict each other.
+
+    dtypes: model_dtypes.Dtypes; of_blocks: fields of AppendConfig for scales of blocks
+    """
     from cute_fa4.sm100.choose.launches import append_launch
 
-    fields = {"arch": arch, "v_block_scale_layout": v_layout}
-    return [
+    fields = {"arch": arch, **of_blocks}
+    found = [
         append_launch(
             dtypes.stored,
             depths,
@@ -71,6 +71,10 @@ def appends(
         for page in page_sizes
         for new_dtype in dtypes.of_new_rows()
     ]
+    why = dict.fromkeys(reason for config in found for reason in config.contradictions())
+    if why:
+        raise ValueError("; ".join(why))
+    return found
 
 
 def latent(

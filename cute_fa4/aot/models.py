@@ -47,6 +47,7 @@ def configs_for_model(
     dtype: str = "bf16",
     kv_dtype: str | None = None,
     v_block_scale_layout: str = LINEAR,
+    four_over_six: bool = False,
     q_quantize: str | None = None,
     descales: str = "qkv",
     o_dtype: str | None = None,
@@ -75,6 +76,7 @@ def configs_for_model(
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
                 None: as dtype
     v_block_scale_layout  of caches of 4 bits, as the functions take it; packed calls, which have no cache, are linear
+    four_over_six  of new rows that are written to them, likewise
     q_quantize  in such calls, as the functions take it; None: calls that leave it open; "before": calls whose q has
                 kv_dtype already, and out dtype; latent and cascade calls, which get no out=, bf16. Over latent caches
                 None is "auto", unless CUTE_FA4_FP8_QUERIES=never here
@@ -171,7 +173,8 @@ def configs_for_model(
         found += model_launches.indexer(*of_heads, page_sizes, arch)
     if "kvcache" in calls:
         depths = sizes["head_dim"], sizes["head_dim_v"]
-        found += model_launches.appends(dtypes, depths, page_sizes, arch, v_block_scale_layout)
+        of_blocks = {"v_block_scale_layout": v_block_scale_layout, "four_over_six": four_over_six}
+        found += model_launches.appends(dtypes, depths, page_sizes, arch, **of_blocks)
     return list(dict.fromkeys(found))
 
 

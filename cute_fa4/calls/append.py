@@ -27,6 +27,7 @@ from cute_fa4.calls.operands.memory import (
 from cute_fa4.calls.operands.new_rows import (
     CALLERS,
     check_append,
+    check_choice_of_scales,
     check_given,
     check_rows_of_blocks,
     check_written,
@@ -69,6 +70,7 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
     if tensors.page_table is not None:
         caches = pages_rows_first(*caches, choices.kv_layout, ("k_cache", "v_cache"))
     views = tensors._replace(k=caches[0], v=caches[1])
+    check_choice_of_scales(tensors, choices.four_over_six)
     cache_lengths(tensors.seqused_k, tensors.batch, tensors.q.device)
     if not tensors.has(NEW):
         with names_of_caches():
@@ -77,7 +79,7 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
         scales = checked_scales(views, tensors.batch, heads_first, choices.v_block_scale_layout)
     check_rows_of_blocks(views, scales)
     check_written(views, written_scales(views, scales))
-    append = prepare_append(views, tensors.batch, tensors, scales)
+    append = prepare_append(views, tensors.batch, tensors, scales, choices.four_over_six)
     counted = _new_rows_are_the_queries(tensors)
     alone = tensors._replace(**dict.fromkeys(NAMES[NEW]))
     if not counted:
@@ -226,11 +228,12 @@ def prepare_append(
     batch: int,
     given: CallTensors | None = None,
     scales: GivenScales | None = None,
+    four_over_six: bool = False,
 ) -> Append | None:
     """Check and compile. The result is called with the caches of `given`; those of `tensors` are views of them.
     None: there are no rows.
 
-    scales: new rows of 16 bits for a cache of 8 or 4 are divided by those of k and v
+    scales: new rows of 16 bits for a cache of 8 or 4 are divided by those of k and v; four_over_six: of 4
     """
     check_append(tensors, batch)
     given = tensors if given is None else given
@@ -247,6 +250,7 @@ def prepare_append(
         page_size=0 if tensors.page_table is None else tensors.k.shape[1],
         cache_batch_idx=tensors.cache_batch_idx is not None,
         v_block_scale_layout=scales.v_layout if scales else LINEAR,
+        four_over_six=four_over_six,
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, tensors.k, tensors.v)]

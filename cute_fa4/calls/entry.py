@@ -27,7 +27,7 @@ from cute_fa4.operands import CallTensors, argument_names
 
 # Arguments that `asked` has, and that are looked at as they are given unless they are what they usually are.
 TO_CHECK = (
-    *("pack_gqa", "batch_invariant", "return_lse", "seqused_k_excludes_new"),
+    *("pack_gqa", "batch_invariant", "return_lse", "seqused_k_excludes_new", "four_over_six"),
     *("score_mod", "mask_mod", "block_sparse_tensors"),
 )
 

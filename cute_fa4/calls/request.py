@@ -85,6 +85,7 @@ class Choices(NamedTuple):
     block_sparse_tensors: Any = None
     kv_layout: object = "NHD"
     v_block_scale_layout: object = LINEAR
+    four_over_six: bool = False
     seqused_k_excludes_new: bool = False
     return_lse: bool = False
     in_float32: bool = False

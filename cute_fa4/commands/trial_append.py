@@ -35,7 +35,7 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         f"{x}_descale": 0.01 + torch.rand(2, HEADS, generator=generator)
         for x, _ in Scales.of(config.descales).given
     }
-    stored = _stored(rows, descales) if config.of_blocks else rows
+    stored = _stored(rows, descales, config.four_over_six) if config.of_blocks else rows
     before = {x: [r.clone() for r in stored[x]] for x in stored}
     for x in before:
         for b, sequence in enumerate(before[x]):
@@ -84,20 +84,22 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         **scales,
     )
     checked = checked_scales(tensors, 2, v_layout=config.v_block_scale_layout)
-    append = prepare_append(tensors, 2, scales=checked)
+    append = prepare_append(tensors, 2, scales=checked, four_over_six=config.four_over_six)
     assert append is not None  # there are rows
     append(tensors)
     wrong = sum((got.cpu() != cache(x, stored[x])).sum().item() for x, got in caches.items())
     return float(wrong), 0.5
 
 
-def _stored(rows: dict, descales: dict) -> dict:
+def _stored(rows: dict, descales: dict, four_over_six: bool) -> dict:
     """Codes of k and v, and their scales as bytes, by the names of the tensors: of each sequence one tensor."""
     found: dict[str, list] = {}
     for x, sequences in rows.items():
         for b, sequence in enumerate(sequences):
             factors = descales[f"{x}_descale"][b] if f"{x}_descale" in descales else [1.0] * HEADS
-            parts = [nvfp4.quantize(sequence[:, h], factors[h]) for h in range(HEADS)]
+            parts = [
+                nvfp4.quantize(sequence[:, h], factors[h], four_over_six) for h in range(HEADS)
+            ]
             codes, scales, _ = zip(*parts, strict=True)
             found.setdefault(x, []).append(torch.stack(codes, 1))
             of_bytes = torch.stack([of.view(torch.uint8) for of in scales], 1)

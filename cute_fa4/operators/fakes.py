@@ -82,6 +82,7 @@ def check_append(call: dict) -> None:
     with append.names_of_caches():
         check_tensors(*tensors.of(ROWS))
     append.cache_lengths(tensors.seqused_k, tensors.batch, tensors.q.device)
+    new_rows.check_choice_of_scales(tensors, call["four_over_six"])
     layout = call["v_block_scale_layout"]
     scales = checked_scales(tensors, tensors.batch, heads_first, layout)
     new_rows.check_written(tensors, new_rows.written_scales(tensors, scales))

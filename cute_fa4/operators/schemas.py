@@ -11,6 +11,7 @@ _NO_TENSORS = {
     "seqused_k_excludes_new": "bool seqused_k_excludes_new=False",
     "kv_layout": "str kv_layout='NHD'",
     "v_block_scale_layout": "str v_block_scale_layout='linear'",
+    "four_over_six": "bool four_over_six=False",
     "softmax_scale": "float? softmax_scale=None",
     "mask": "str mask='Full()'",
     "mask_sizes": "SymInt[] mask_sizes=[]",

@@ -67,8 +67,8 @@ MODELS = {
     ),
     "Gemma 2 9B, NVFP4 cache of TensorRT-LLM": (
         dict(head_dim=256, heads_q=16, heads_kv=8, page_sizes=(16,), calls=("kvcache",), kv_dtype="e2m1",
-             descales="kv", v_block_scale_layout="interleaved4"),
-        dict(descales="kv", v_block_scale_layout="interleaved4"),
+             descales="kv", v_block_scale_layout="interleaved4", four_over_six=True),
+        dict(descales="kv", v_block_scale_layout="interleaved4", four_over_six=True),
     ),
     "Gemma 2 9B, FP8 cache": (
         DENSE
@@ -209,7 +209,9 @@ def a_call(draw, model: dict, options: dict) -> None:
         given = dict(cu_seqlens_q=ends, max_seqlen_q=queries) if packed else {}
         if of_4:
             given |= {f"{x}_block_scale": numbers(*pages, depth // 16, dtype=E4M3) for x in "kv"}
-            given["v_block_scale_layout"] = options.get("v_block_scale_layout", "linear")
+            given |= {
+                x: options[x] for x in ("v_block_scale_layout", "four_over_six") if x in options
+            }
         if new:
             of_new = wide if of_4 else draw.choice((cache, wide))
             given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}

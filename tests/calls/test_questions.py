@@ -88,6 +88,7 @@ QUESTIONS = {
     "both cuts": (dict(cache_seqlens=LENGTHS, tokens_per_split=128, num_splits=3), {}),
     "a mask of nothing": (dict(cache_seqlens=LENGTHS, window_size=(4, -5)), {}),
     "rotary": (dict(cache_seqlens=LENGTHS, rotary_cos=torch.zeros(3, 8)), {}),
+    "a choice of scales of a cache without any": (dict(cache_seqlens=LENGTHS, four_over_six=True), {}),
     "packed": (dict(cu_seqlens_q=offsets(4), cu_seqlens_k=offsets(KEYS), max_seqlen_q=4), dict(seqlen_q=4)),
     "packed, pages, new in seqused": (
         dict(

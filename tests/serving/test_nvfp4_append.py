@@ -78,7 +78,7 @@ class Cache:
         self.slots = (pages.long()[:, :, None] * self.rows + within).flatten(1)
         inner = (self.rows, HEADS) if layout == "NHD" else (HEADS, self.rows)
         of = lambda n: torch.full((len(order), *inner, n), UNUSED, dtype=torch.uint8)
-        self.v_layout = "linear"
+        self.v_layout, self.four_over_six = "linear", False
         self.codes = [of(depth // 2) for depth in depths]
         self.scales = [of(depth // 16).view(E4M3) for depth in depths]
 
@@ -98,7 +98,7 @@ class Cache:
                     where = [
                         t[:, :, at] if self.layout == "NHD" else t[:, at] for t in (codes, scales)
                     ]
-                    given = factors[b, head], self.layout, of_scales
+                    given = factors[b, head], self.layout, of_scales, self.four_over_six
                     nvfp4.write(x[:, at], *where, slots, *given)
 
 
@@ -115,7 +115,8 @@ def appended(cache: Cache, new: list, packed: bool, given: dict, picked=None) ->
     views = pages_rows_first(*cache.codes, cache.layout, ("k_cache", "v_cache"))
     seen = tensors._replace(k=views[0], v=views[1])
     scales = checked_scales(seen, len(lengths), cache.layout == "HND", cache.v_layout)
-    quiet(prepare_append(seen, len(lengths), tensors, scales), tensors)
+    append = prepare_append(seen, len(lengths), tensors, scales, cache.four_over_six)
+    quiet(append, tensors)
 
 
 OPTIONS = {
@@ -125,6 +126,7 @@ OPTIONS = {
     "packed": (True, False),
     "factors": ("none", "one number", "of heads"),
     "v_layout": ("linear", "interleaved4"),
+    "four_over_six": (False, True),
 }
 
 
@@ -142,7 +144,7 @@ def has_whole_lines(storage, v_layout, **others) -> bool:
     ids=lambda value: str(value).replace("torch.", "").replace(" ", ""),
 )
 def test_bytes_are_those_of_quantize_and_nothing_else_is_written(
-    storage, depths, dtype, packed, factors, v_layout
+    storage, depths, dtype, packed, factors, v_layout, four_over_six
 ):
     lengths = NEW if packed else SAME
     new = [
@@ -159,6 +161,7 @@ def test_bytes_are_those_of_quantize_and_nothing_else_is_written(
         numbers = numbers[:, :1, :1].expand_as(numbers)
     cache, wanted = (Cache(storage, len(lengths), depths) for _ in range(2))
     cache.v_layout = wanted.v_layout = v_layout
+    cache.four_over_six = wanted.four_over_six = four_over_six
     wanted.write(new, numbers)
     assert any((scales.float() == 448).any() for scales in wanted.scales)  # some saturate
     appended(cache, new, packed, given)
@@ -208,7 +211,13 @@ def written(call: dict) -> dict:
     for name in "kv":
         x = call.pop(name).flatten(0, 1)
         into = call[f"{name}_cache"], call[f"{name}_block_scale"]
-        nvfp4.write(x, *into, slots, call[f"{name}_descale"], call["kv_layout"])
+        given = (
+            call[f"{name}_descale"],
+            call["kv_layout"],
+            "linear",
+            call.get("four_over_six", False),
+        )
+        nvfp4.write(x, *into, slots, *given)
     return call | {"cache_seqlens": call["cache_seqlens"] + 2}
 
 
@@ -263,9 +272,19 @@ def test_codes_and_scales_of_a_page_lie_side_by_side_in_one_tensor(layout):
     assert all(same_bytes(call[name], expected[name]) for name in WRITTEN)
 
 
+def test_the_better_of_two_scales_is_chosen_for_the_rows_of_a_call():
+    """four_over_six of the call reaches the kernel: other bytes, those of nvfp4.write, and a smaller error."""
+    call = call_of() | {"four_over_six": True}
+    expected, plain = written(call), written(call | {"four_over_six": False})
+    out = quiet(flash_attn_with_kvcache, **call)
+    assert all(same_bytes(call[name], expected[name]) for name in WRITTEN)
+    assert not all(same_bytes(call[name], plain[name]) for name in WRITTEN)
+    assert torch.equal(out, quiet(flash_attn_with_kvcache, **expected))  # without new rows, too
+
+
 @pytest.mark.parametrize("v_layout", ["linear", "interleaved4"])
 def test_torch_compile_knows_that_codes_and_scales_are_written(v_layout):
-    call = call_of()
+    call = call_of() | {"four_over_six": v_layout == "linear"}
     expected = written(call)
     if v_layout == "interleaved4":
         for each in (call, expected):
@@ -294,6 +313,7 @@ def test_torch_compile_knows_that_codes_and_scales_are_written(v_layout):
         (dict(k=torch.zeros(2, 2, 1, 32).bfloat16()), ValueError, r"k: \(1, 32\) heads .* k_cache has \(1, 64\)"),
         (dict(k_block_scale=None), TypeError, "k_block_scale: None with k_cache of torch.uint8"),
         (dict(k_descale=torch.ones(4, 16, 1)), ValueError, "k_descale: shape .* accepted: one number, or"),
+        (dict(four_over_six="yes"), TypeError, "four_over_six: 'yes'; accepted"),
         (
             dict(k_block_scale=torch.ones(1, 1, 1, 4).to(E4M3).expand(4, 16, 1, 4)), ValueError,
             "k_block_scale: .* several elements at one address",
@@ -304,6 +324,19 @@ def test_torch_compile_knows_that_codes_and_scales_are_written(v_layout):
 def test_refusals_name_the_argument_and_the_remedy(change, error, message):
     with pytest.raises(error, match=message):
         flash_attn_with_kvcache(**call_of() | change)
+
+
+def test_a_choice_of_scales_is_refused_for_caches_without_any():
+    q, (k, v) = torch.ones(1, 1, 8, 64).bfloat16(), torch.ones(2, 1, 20, 1, 64).bfloat16()
+    with pytest.raises(ValueError, match="four_over_six: True with k_cache of torch.bfloat16"):
+        flash_attn_with_kvcache(
+            q, k, v, q[:, :, :1], q[:, :, :1], cache_seqlens=3, four_over_six=True
+        )
+    [row] = capabilities(
+        dtype="bf16", head_dim=64, causal=True, return_lse=False, arch="sm_100a", k=True, v=True,
+        cache_seqlens=True, four_over_six=True,
+    )  # fmt: skip
+    assert not row.runs and row.reasons[0].startswith("four_over_six: True with k_cache")
 
 
 def test_scales_that_lie_upon_other_tensors_are_refused_by_name():
@@ -355,7 +388,14 @@ def test_capabilities_and_model_lists_know_the_append():
     )
     appends = [config for config in listed if isinstance(config, AppendConfig)]
     assert {(x.dtype, x.new_dtype, x.descales.letters) for x in appends} == {("e2m1", "fp16", "kv")}
-    assert {x.v_block_scale_layout for x in appends} == {"linear"}
+    assert {(x.v_block_scale_layout, x.four_over_six) for x in appends} == {("linear", False)}
+    shape = dict(head_dim=128, heads_q=64, heads_kv=8, calls=("kvcache",), descales="kv")
+    better = configs_for_model(**shape, kv_dtype="e2m1", four_over_six=True)
+    assert {x.four_over_six for x in better if isinstance(x, AppendConfig)} == {True}
+    with pytest.raises(
+        ValueError, match="four_over_six=True with dtype='e4m3': use False, or 'e2m1'"
+    ):
+        configs_for_model(**shape, kv_dtype="e4m3", four_over_six=True)
 
 
 @pytest.mark.parametrize("letters, layout", [("", "linear"), ("kv", "interleaved4")])
@@ -363,7 +403,7 @@ def test_capabilities_and_model_lists_know_the_append():
 def test_check_tries_the_kernel(letters, layout, page_size):
     config = AppendConfig(
         "e2m1", 128, 64, page_size=page_size, new_dtype="bf16", descales=letters,
-        v_block_scale_layout=layout,
+        v_block_scale_layout=layout, four_over_six=bool(letters),
     )  # fmt: skip
     compile_cache.function_for(config, "emulator")
     verdict = trials.verdict(config, "cpu", "emulator")

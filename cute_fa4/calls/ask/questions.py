@@ -62,7 +62,7 @@ _VARLEN, _APPEND = (tuple(ARGUMENTS[way].split()) for way in ("varlen", "append"
 # Parameters that say where sequences are stored: of one function only, and of both.
 OF_CACHES = (
     *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
-    *("rotary_cos", "rotary_sin", "qv"),
+    *("rotary_cos", "rotary_sin", "qv", "four_over_six"),
 )
 OF_VARLEN = (
     *(name for name in NAMES[LENGTHS] if name in _VARLEN and name not in _APPEND),
@@ -302,7 +302,7 @@ _DEFAULTS = dict(
     softcap=0.0, max_seqlen_q=None, max_seqlen_k=None, num_splits=1, tokens_per_split=None, workspace=None,
     batch_invariant=None, pack_gqa=None, score_mod=None, mask_mod=None, aux_tensors=None, block_sparse_tensors=None,
     kv_layout="NHD", seqused_k_excludes_new=False, return_lse=False, **dict.fromkeys(NAMES[SCALES]), q_quantize=None,
-    v_block_scale_layout=LINEAR,
+    v_block_scale_layout=LINEAR, four_over_six=False,
 )  # fmt: skip
 OPTIONS = frozenset(_DEFAULTS)
 

@@ -137,6 +137,7 @@ SWITCHES = (
     "return_lse",
     "return_softmax_lse",
     "seqused_k_excludes_new",
+    "four_over_six",
 )
 
 

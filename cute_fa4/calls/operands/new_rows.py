@@ -106,6 +106,15 @@ def check_written(tensors: CallTensors, written=()) -> None:
     )
 
 
+def check_choice_of_scales(tensors: CallTensors, four_over_six: bool) -> None:
+    """Refuse four_over_six where new rows get no scales of blocks; without new rows it changes nothing."""
+    if four_over_six and tensors.k.dtype is not BYTES:
+        raise ValueError(
+            f"four_over_six: True with k_cache of {tensors.k.dtype}; accepted: False, or caches of {BYTES}, two "
+            "numbers of 4 bits a byte, whose blocks have scales"
+        )
+
+
 def check_new_rows(k_cache, k, v) -> None:
     """Check that k and v are like the cache, or both have 16 bits for a cache of 8 or 4."""
     dtype, of_cache = (getattr(tensor, "dtype", None) for tensor in (k, k_cache))

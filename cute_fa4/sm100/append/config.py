@@ -21,6 +21,7 @@ class AppendConfig:
     new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits or four; None: that of the cache
     descales   Scales of k and v, or their letters: new rows are divided by them before rounding. "head": scales from
                the caller; "row": one scale per row, which the kernel computes and writes
+    four_over_six  each block of a cache of four bits has the better of two scales (cute_fa4.nvfp4)
     depth      head dim of K; rows of the cache are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
@@ -40,6 +41,7 @@ class AppendConfig:
     new_dtype: str | None = None
     descales: Scales | str = Scales()
     v_block_scale_layout: str = LINEAR
+    four_over_six: bool = False
     arch: str = "sm_100a"
 
     def __post_init__(self):
@@ -64,6 +66,10 @@ class AppendConfig:
             why.append(
                 f"descales={self.descales!r} with new_dtype={self.new_dtype!r}, dtype={self.dtype!r}: use letters of "
                 "'kKvV' for rows of 16 bits and a cache of 8, of 'kv' for a cache of 4, '' for others"
+            )
+        if self.four_over_six and not self.of_blocks:
+            why.append(
+                f"four_over_six=True with dtype={self.dtype!r}: use False, or 'e2m1', whose blocks have scales"
             )
         if self.of_blocks and self.arch not in ARCHES:
             why.append(
@@ -110,5 +116,6 @@ class AppendConfig:
             + [f"of_{self.new_dtype}"] * self.quantises
             + [f"scale_{self.descales.letters}"] * bool(self.descales)
             + [f"vscale_{self.v_block_scale_layout}"] * (self.v_block_scale_layout != LINEAR)
+            + ["four_over_six"] * self.four_over_six
             + [self.arch]
         )

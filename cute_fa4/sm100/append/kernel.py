@@ -18,7 +18,8 @@ Alternatively every new row and head gets its own scale: largest |x| over the la
 row of zeros. Each thread of the row computes the scale from the whole row, and the first thread writes it.
 
 For a 4-bit cache (NVFP4) a thread loads 64 bytes, two blocks of 16 numbers. It stores 16 bytes of codes and the e4m3
-scale of each block: largest |x| / 6 / scale of the sequence and head. cute_fa4.nvfp4.quantize defines both, bit by bit.
+scale of each block: largest |x| / 6 / scale of the sequence and head, with four_over_six the better of / 6 and / 4.
+cute_fa4.nvfp4.quantize defines all of it, bit by bit.
 
 The host does not read the device's lengths, so a row whose position lies outside the cache, or whose page does not
 exist, is dropped here.
@@ -34,10 +35,12 @@ from cutlass import Float32, Int32, Int64
 from ...dtypes import DTYPES, E2M1, E4M3
 from ...layouts import cache_scales
 from ...scales import HEAD, ROW
+from ..instructions import rounding
 from ..steps import pieces, row_math
 from .config import THREADS, VECTOR_BYTES, AppendConfig
 
 LEAST = 2.0**-126
+FOUR = 4.0  # what the largest of a block becomes at the other scale of four_over_six
 
 
 @cute.jit
@@ -78,6 +81,7 @@ def quantise_piece(
 
 @cute.jit
 def quantise_blocks(
+    cfg: cutlass.Constexpr,
     source: cute.Tensor,
     target: cute.Tensor,
     scales: cute.Tensor,
@@ -89,14 +93,23 @@ def quantise_blocks(
 
     places: of the two bytes in `scales`; factor: the scale of the sequence and head
     """
-    elements = E2M1.elements_in(VECTOR_BYTES)
-    numbers = list(numbers_of_piece(source, elements, piece))
-    blocks = [numbers[i : i + E2M1.block] for i in range(0, elements, E2M1.block)]
-    word = row_math.pack([scale_of_block(x, factor) for x in (*blocks, *blocks)], E4M3.name)[0]
+    numbers = list(numbers_of_piece(source, cfg.elements, piece))
+    blocks = [numbers[i : i + E2M1.block] for i in range(0, cfg.elements, E2M1.block)]
+    largest = (E2M1.largest, FOUR if cfg.four_over_six else E2M1.largest)
+    every = [scale_of_block(x, factor, code) for code in largest for x in blocks]
+    word = row_math.pack(every, E4M3.name)[0]
+    at_six, at_four = (pieces.numbers_of([x]) for x in pieces.as_fp16([word], E4M3.name))
     words = []
-    for i, rounded in enumerate(pieces.numbers_of(pieces.as_fp16([word], E4M3.name)[:1])):
-        words += codes_of_block(blocks[i], rounded * factor)
-        scales[places[i]] = cutlass.Uint8(word >> 8 * i & 0xFF)
+    for i, block in enumerate(blocks):
+        codes, byte = codes_of_block(block, at_six[i] * factor), word >> 8 * i
+        if cutlass.const_expr(cfg.four_over_six):
+            others = codes_of_block(block, at_four[i] * factor)
+            error = squared_error(block, codes, at_six[i], factor)
+            better = squared_error(block, others, at_four[i], factor) < error
+            codes = [cutlass.select_(better, b, a) for a, b in zip(codes, others, strict=True)]
+            byte = cutlass.select_(better, word >> 8 * (i + len(blocks)), byte)
+        words += codes
+        scales[places[i]] = cutlass.Uint8(byte & 0xFF)
     store_words(target, piece, words)
 
 
@@ -119,12 +132,15 @@ def store_words(target, piece, words: list):
     cute.autovec_copy(held, cute.make_tensor(place, cute.make_layout(len(words))))
 
 
-def scale_of_block(numbers: list, factor):
-    """The scale of a block before it is rounded to e4m3, which saturates; NaN where a number is infinite or NaN."""
+def scale_of_block(numbers: list, factor, largest_code: float):
+    """The scale of a block before it is rounded to e4m3, which saturates; NaN where a number is infinite or NaN.
+
+    largest_code: what the largest magnitude becomes
+    """
     largest = Float32(0.0)
     for x in numbers:
         largest = cute.arch.fmax(largest, cute.arch.fmax(x, -x, nan=True), nan=True)
-    scale = largest / E2M1.largest / factor
+    scale = largest / largest_code / factor
     return cutlass.select_(largest < Float32.inf, scale, Float32(float("nan")))
 
 
@@ -132,6 +148,24 @@ def codes_of_block(numbers: list, unit) -> list:
     """Words of the codes of a block in units of its scales; 0 where the unit is 0 or NaN."""
     values = [cutlass.select_(unit > 0.0, x / unit, Float32(0.0)) for x in numbers]
     return row_math.pack(values, E2M1.name)
+
+
+def squared_error(numbers: list, codes: list, rounded, factor):
+    """The squared error of a block, in the order that cute_fa4.nvfp4 states. rounded: its scale as e4m3.
+
+    Nothing is fused: a product that is rounded with a sum has other bits.
+    """
+    squares = []
+    for x, code in zip(numbers, pieces.numbers_of(pieces.as_fp16(codes, E2M1.name)), strict=True):
+        value = rounding.product(code * rounded, factor)
+        difference = rounding.difference(value, x)
+        squares.append(rounding.product(difference, difference))
+    while len(squares) > 1:
+        half = len(squares) // 2
+        squares = [
+            rounding.total(a, b) for a, b in zip(squares[:half], squares[half:], strict=True)
+        ]
+    return squares[0]
 
 
 @cute.jit
@@ -313,7 +347,7 @@ class AppendKernel:
         if cfg.of_blocks:
             scales = descales[len(cfg.descales.given) + "kv".index(name)]
             places = self.places_of_scales(name, at, piece)
-            quantise_blocks(source, target, scales, places, piece, scale)
+            quantise_blocks(cfg, source, target, scales, places, piece, scale)
         elif cfg.quantises:
             quantise_piece(source, target, cfg.dtype, cfg.elements, piece, scale)
         else:

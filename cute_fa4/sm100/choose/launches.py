@@ -160,7 +160,7 @@ def append_launch(
     depths     columns of k and of v
     new_dtype  of the new rows
     said       scales of the call's tensors: new rows that are quantized are divided by those of k and v
-    fields     packed, page_size, cache_batch_idx, v_block_scale_layout, arch
+    fields     packed, page_size, cache_batch_idx, v_block_scale_layout, four_over_six, arch
     """
     if new_dtype != dtype:
         fields["descales"] = said.only("k", "v")

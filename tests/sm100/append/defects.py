@@ -1,20 +1,21 @@
 """Defects of the append to caches of 4 bits (NVFP4), planted in the kernel's PTX; one line is one mistake.
 
 The subject: new rows of bf16 with every kind of block (tests/serving/test_nvfp4_append.py), packed, in pages of 16,
-with global scales that differ from head to head. The results are all bytes of the codes and the scales.
+with global scales that differ from head to head. The results are all bytes of the codes and the scales. A second
+subject has the better of two scales for each block, and interleaved scales of V.
 """
 
 import torch
 
 from cute_fa4 import emulator
 from tests.emulator.mutations.edits import delete, lines, replace
-from tests.emulator.mutations.mutant import WRONG_NUMBERS, Mutant, Subject
+from tests.emulator.mutations.mutant import ORDER, WRONG_NUMBERS, Mutant, Subject
 from tests.serving.test_nvfp4_append import HEADS, NEW, Cache, appended, rows
 
-NAME = "append_4_bits"
+NAME, BETTER = "append_4_bits", "append_4_bits_four_over_six"
 
 
-def subject(level) -> Subject:
+def subject(name: str, level) -> Subject:
     new = [[rows(n, 64, torch.bfloat16, seed=i + b) for b, n in enumerate(NEW)] for i in (0, 10)]
     numbers = 0.01 + torch.rand(2, len(NEW), HEADS, generator=torch.Generator().manual_seed(1))
     given = dict(zip(("k_descale", "v_descale"), numbers, strict=True))
@@ -23,11 +24,13 @@ def subject(level) -> Subject:
         transform = None if edit is None else lambda name, ptx: edit(ptx)
         using = dict(mode=mode, seed=seed, checks=level, transform=transform)
         cache = Cache((16, "NHD"), len(NEW), (64, 64))
+        if name == BETTER:
+            cache.four_over_six, cache.v_layout = True, "interleaved4"
         with emulator.use(**using, instruction_budget=budget) as result:
             appended(cache, new, True, given)
         return b"".join(x.numpy().tobytes() for x in cache.bytes()), result.instructions
 
-    return Subject(NAME, execute)
+    return Subject(name, execute)
 
 
 SIZE = lines("kernel", r"abs\.f32\s+(\S+), (\S+);")
@@ -44,6 +47,9 @@ CODES = lines("kernel", r"st\.global\.v4\.b32\s+(\[\S+\]), \{(\S+), (\S+), (\S+)
 A_SCALE = lines("kernel", r"st\.global\.b8\s+\[(%rd\d+)\], (\S+);")
 NEXT_SCALE = lines("kernel", r"st\.global\.b8\s+\[(%rd\d+)\+1\], (\S+);")
 SECOND_LOAD = lines("kernel", r"ld\.global\.v4\.b32\s+(\{.*\}), \[(%rd\d+)\+16\];")
+IS_BETTER = lines("kernel", r"setp\.lt\.f32\s+(\S+), (\S+), (\S+);")
+DIFFERENCE = lines("kernel", r"sub\.rn\.f32 (\S+), (\S+), (\S+);")
+TOTAL = lines("kernel", r"add\.rn\.f32 (\S+), (\S+), (\S+);")
 LAST_LOAD = lines("kernel", r"ld\.global\.v4\.b32\s+(\{.*\}), \[(%rd\d+)\+48\];")
 
 
@@ -85,4 +91,13 @@ def mutants() -> tuple:
             ),
         ):  # fmt: skip
             found.append(Mutant(f"{what}, {of}", NAME, edit, (WRONG_NUMBERS,)))
+        for what, edit in (
+            ("the worse of two scales", replace(pick(IS_BETTER), r"setp.gt.f32 \1, \2, \3;")),
+            ("never the other scale", replace(pick(IS_BETTER), r"setp.eq.u32 \1, 0, 1;")),
+            ("a value is its own error", replace(pick(DIFFERENCE), r"mov.b32 \1, \3;")),
+            ("half of the errors are not added", replace(pick(TOTAL), r"mov.b32 \1, \2;")),
+        ):
+            found.append(Mutant(f"{what}, {of}", BETTER, edit, (WRONG_NUMBERS,)))
+    moved = replace(A_SCALE.last, r"st.global.b8 [\1+1], \2;")
+    found.append(Mutant("a scale is that of the token after, V", BETTER, moved, ORDER))
     return tuple(found)

@@ -14,4 +14,4 @@ once = cache(subject)
 
 @pytest.mark.parametrize("mutant", quick_or_sweep(mutants()))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
-    assert_caught(mutant, once(LEVEL))
+    assert_caught(mutant, once(mutant.subject, LEVEL))

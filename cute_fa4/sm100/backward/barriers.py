@@ -28,11 +28,11 @@ COMPUTE_THREADS = WARP_SIZE * len(COMPUTE)
 THREADS = WARP_SIZE * (LOAD + 1)
 PAIR = "pair"  # the tiles of an owner
 RING = "ring"  # the slots of tile 0, then those of tile 1
-DP = "dp"  # the places of dP
+S, DP = "s", "dp"  # the places of S, and of dP
 
 
-def table(stores_p: bool, own: int, slots: int, dp_buffers: int) -> BarrierTable:
-    """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; dp_buffers: places of dP."""
+def table(stores_p: bool, own: int, slots: int, places: tuple[int, int]) -> BarrierTable:
+    """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; places: of S, of dP."""
     load, mma, compute = (
         announced_bytes("load"),
         commit_by("mma"),
@@ -44,10 +44,10 @@ def table(stores_p: bool, own: int, slots: int, dp_buffers: int) -> BarrierTable
         Barrier("own_full", PAIR, (load,), "mma", "an own tile is ready", once),
         Barrier("other_full", RING, (load,), "mma, compute", "a tile is ready", "other_empty"),
         Barrier("other_empty", RING, (mma,), "load", "a tile's MMAs are done", "other_full"),
-        Barrier("s_ready", CTA, (mma,), "compute", "S is ready", "s_read"),
-        Barrier("s_read", CTA, (compute,), "mma", read, "s_ready"),
+        Barrier("s_ready", S, (mma,), "compute", "S is ready", "s_read"),
+        Barrier("s_read", S, (compute,), "mma", read, "s_ready"),
         Barrier("dp_ready", DP, (mma,), "compute", "dP is ready", "ds_ready"),
         Barrier("ds_ready", DP, (compute,), "mma", "dS is written over dP", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )
-    return BarrierTable(rows, {PAIR: own, RING: slots, DP: dp_buffers, CTA: 1})
+    return BarrierTable(rows, {PAIR: own, RING: slots, S: places[0], DP: places[1], CTA: 1})

@@ -18,18 +18,18 @@ from ..instructions import tensor_memory
 from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
 from . import store, weights
-from .config import ROWS, STATS
-from .operands import OwnerArgs, place_of_dp
+from .config import ROWS
+from .operands import OwnerArgs, place_of_dp, place_of_s
 from .work import Place, Work, bands_of, moved, row_in_line
 
 BATCH = 32  # columns in registers at a time, in addition to P
 
 
-def numbers(cta, slot: Slot, first) -> list:
+def numbers(owner, cta, slot: Slot, first) -> list:
     """BATCH float32 of a slot's L or delta, from `first` on; the same for all lanes."""
     layout = cute.make_layout(BATCH)
     out = cute.make_rmem_tensor(BATCH, Float32)
-    at = (cta.stats.iterator + (slot.index * STATS + first)).align(16)
+    at = (cta.stats.iterator + (slot.index * owner.stats + first)).align(16)
     cute.autovec_copy(cute.make_tensor(at, layout), out)
     return [out[i] for i in range(BATCH)]
 
@@ -73,13 +73,14 @@ def tile(
     slot, n, place = at
     if cutlass.const_expr(owner.owns_keys):
         cta.other_full.wait(slot.index, slot.phase)
-    cta.s_ready.wait(0, n & 1)
+    s = place_of_s(owner, n)
+    cta.s_ready.wait(s.index, s.phase)
     tensor_memory.fence_after()
-    p = make_p(cfg, owner, args, cta, thread, work, at, cut)
+    p = make_p(cfg, owner, args, cta, thread, work, (slot, s, place), cut)
     if cutlass.const_expr(1 in owner.results):
         tensor_memory.wait_store()
     tensor_memory.fence_before()
-    cta.s_read.arrive(0)
+    cta.s_read.arrive(s.index)
     if cutlass.const_expr(owner.has_dp):
         dp = place_of_dp(owner, n)
         cta.dp_ready.wait(dp.index, dp.phase)
@@ -91,9 +92,13 @@ def tile(
 
 
 def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
-    """The weights that dS uses for the thread's row and columns; where keys are owned, P is stored, too."""
-    slot, _, place = at
-    kept, words, s, to = [], [], thread.lanes + owner.s_column, thread.lanes + owner.p_column
+    """The weights that dS uses for the thread's row and columns; where keys are owned, P is stored, too.
+
+    at: (slot, place of S, place)
+    """
+    slot, of_s, place = at
+    lanes, kept, words = thread.lanes + of_s.index * owner.other_rows, [], []
+    s, to = lanes + owner.s_column, lanes + owner.p_column
     if owner.shares:
         to = to - thread.column // owner.columns * (owner.columns - owner.p_columns)
     first, bands = place.tile * owner.other_rows + thread.column, []
@@ -103,7 +108,7 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
     for column, scores in tensor_memory.load_batches(s, owner.columns, BATCH):
         lse = [thread.lse] * BATCH
         if owner.owns_keys:
-            lse = numbers(cta, slot, row_in_line(owner, place, thread.column + column))
+            lse = numbers(owner, cta, slot, row_in_line(owner, place, thread.column + column))
         places = [None] * BATCH
         if cfg.has_functions:
             columns = [first + column + i for i in range(BATCH)]
@@ -127,7 +132,9 @@ def make_ds(owner, cta, thread, at: tuple, of_dp: Slot, p: list):
     for column, dp in tensor_memory.load_batches(to, owner.columns, BATCH):
         delta = [thread.delta] * BATCH
         if owner.owns_keys:
-            delta = numbers(cta, slot, ROWS + row_in_line(owner, place, thread.column + column))
+            delta = numbers(
+                owner, cta, slot, ROWS + row_in_line(owner, place, thread.column + column)
+            )
         part = p[column : column + BATCH]
         ds += [x * (y - z) for x, y, z in zip(part, dp, delta, strict=True)]
     tensor_memory.store(to, row_math.pack(ds, owner.dtype))

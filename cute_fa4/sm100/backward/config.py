@@ -18,7 +18,7 @@ Larger head dims are wide: a tile of each of Q, K, V and dO would take more shar
 all tensor memory. Tiles of the other side have 64 rows there, and dK and dV a kernel each:
 
     dQ or dK of 256            | S, 64 | dP, dS over dP, 64 | dQ or dK, 256 |
-    dV of 256                  | S, P over S, 64 | dV, 256 |
+    dV of 256                  | S, P over S, 64 | next S, 64 | dV, 256 |
 """
 
 from dataclasses import dataclass, replace
@@ -51,7 +51,8 @@ STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2,
 MOST_DEPTH = 256
 # Head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores.
 NARROW = 192, 128
-# Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are.
+# Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are;
+# with two S, tile 0 of the next turn is read while L of this one is.
 RINGS = (3, 2), (2, 2), (2, 1), (1, 1)
 LANES = 32  # rows of a warp
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
@@ -113,12 +114,12 @@ class Owner:
 
     @property
     def distances(self) -> int:
-        """Of the scores of a tile, how many differ, padded."""
+        """How many distances the scores of a tile have, padded."""
         return ROWS + self.other_rows
 
     @property
     def span(self) -> int:
-        """Of the scores of a warp, the same."""
+        """How many distances the scores of a warp have, padded."""
         return LANES + self.columns
 
     @property
@@ -157,6 +158,16 @@ class Owner:
         return 0
 
     @property
+    def s_buffers(self) -> int:
+        """Places of S: where dV is alone, the next one is made before P takes the place of this one."""
+        return 1 if self.has_dp else 2
+
+    @property
+    def stats(self) -> int:
+        """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128."""
+        return STATS if self.has_dp else ROWS
+
+    @property
     def shares(self) -> bool:
         """Whether dP takes the columns of S, and P has columns of its own, because the results leave too few."""
         return 2 * self.other_rows + self.result_columns > TMEM_COLUMNS
@@ -179,7 +190,7 @@ class Owner:
 
     def result_column(self, result: int) -> int:
         """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
-        of_scores = (1 + self.dp_buffers) * self.other_rows
+        of_scores = (self.s_buffers + self.dp_buffers) * self.other_rows
         if self.shares:
             of_scores = ROWS + 2 * self.p_columns
         return of_scores + sum(self.depths[i] for i in self.results if i < result)
@@ -196,7 +207,8 @@ class Owner:
         return self._barriers(self.slots)
 
     def _barriers(self, slots: tuple[int, int]) -> BarrierTable:
-        return barriers.table(1 in self.results, len(self.own_tiles), sum(slots), self.dp_buffers)
+        places = self.s_buffers, self.dp_buffers
+        return barriers.table(1 in self.results, len(self.own_tiles), sum(slots), places)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -206,7 +218,7 @@ class Owner:
         >>> config.owner("keys").slots, BackwardConfig("bf16", 128, 128).owner("queries").slots
         ((2, 1), (3, 2))
         """
-        rings = RINGS if self.dp_buffers == 2 else RINGS[1:]
+        rings = RINGS if 2 in (self.s_buffers, self.dp_buffers) else RINGS[1:]
         fitting = (x for x in rings if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
         return next(fitting, RINGS[-1])
 
@@ -223,7 +235,7 @@ class Owner:
         return BackwardSmem.of_sizes(
             own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
             ring=ring,
-            stats=slots[0] * STATS * F32_BYTES * self.owns_keys,
+            stats=slots[0] * self.stats * F32_BYTES * self.owns_keys,
             distances=2 * self.tables * len(COMPUTE) * self.span * F32_BYTES,
             mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,

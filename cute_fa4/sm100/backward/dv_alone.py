@@ -1,21 +1,38 @@
 """The MMA warp where dV is all that a CTA sums (Owner.only): wide head dims.
 
-    turn n       dV += P[n] dO    S[n+1]
-    waits for    P[n], dO[n]      Q[n+1]
+    turn n       S[n+1]    dV += P[n] dO
+    waits for    Q[n+1]    P[n], dO[n]
 
-S[n+1] overwrites P[n] after the product that reads it. L of the queries has come with Q, and P needs it: Q is free
-after that product, too. The loop over tiles is multiply of one_place.py.
+S has two places: the tensor core makes S[n+1] while the compute warps make P[n]. It overwrites P[n-1] after the
+product that reads it. L of the queries has come with Q, and P needs it: Q is free after the product of P. So Q has a
+third slot, and L comes without delta to make room for it.
 """
 
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
 from ..instructions import tensor_memory
-from .operands import ring_index
-from .products import add
+from .operands import first_slots, next_slots, place_of_s, ring_index
+from .products import add, make
+from .work import Work
 
 
-def turn(owner, cta, tmem, slots: tuple, n):
-    """The products of turn n before S[n+1]."""
-    cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)
-    cta.s_read.wait(0, n & 1)
-    tensor_memory.fence_after()
-    add(owner, cta, tmem, slots, 1, n)
-    cta.other_empty.commit(ring_index(owner, slots, 0))
+@cute.jit
+def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
+    """Every product of a CTA."""
+    slots, count = first_slots(0), work.count
+    if count > 0:
+        make(owner, cta, tmem, slots, 0, Int32(0))
+        for n in cutlass.range(count, unroll=1):
+            following = next_slots(owner, slots)
+            if n + 1 < count:
+                make(owner, cta, tmem, following, 0, n + 1)
+            cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)
+            place = place_of_s(owner, n)
+            cta.s_read.wait(place.index, place.phase)
+            tensor_memory.fence_after()
+            add(owner, cta, tmem, slots, 1, n)
+            cta.other_empty.commit(ring_index(owner, slots, 0))
+            slots = following
+        cta.done.commit(0)

@@ -291,9 +291,9 @@ class BackwardKernel:
                 sums.run(cfg, owner, args, cta, thread, work)
         elif warp == MMA:
             if cutlass.const_expr(not owner.has_dp):
-                one_place.multiply(owner, cta, tmem, work, dv_alone.turn)
+                dv_alone.multiply(owner, cta, tmem, work)
             elif cutlass.const_expr(owner.shares):
-                one_place.multiply(owner, cta, tmem, work, one_place.turn)
+                one_place.multiply(owner, cta, tmem, work)
             elif cutlass.const_expr(owner.results):
                 products.run(cfg, owner, args, cta, tmem, work)
             else:

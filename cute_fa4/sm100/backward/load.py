@@ -10,7 +10,6 @@ import cutlass
 import cutlass.cute as cute
 
 from . import operands
-from .config import STATS
 from .operands import OwnerArgs
 from .work import Place, Work, kv_head, line_of_tile, q_head
 
@@ -40,7 +39,7 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
 def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, i: int):
     """Tile i of the other side, where there is room."""
     tile, with_stats = owner.tiles[i], owner.owns_keys and i == 0
-    nbytes = tile.nbytes + STATS * 4 * with_stats
+    nbytes = tile.nbytes + owner.stats * 4 * with_stats
     mbarrier = cta.other_full.arrive_and_expect(operands.ring_index(owner, slots, i), nbytes)
     address = operands.ring_address(owner, cta, slots, i)
     head = q_head(owner, work, place) if owner.owns_keys else kv_head(owner, args.sizes, work)
@@ -48,8 +47,8 @@ def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots
     operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
     if with_stats:
         line = work.sequence.stats_tile + line_of_tile(owner, place)
-        to = cta.stats_address + slots[0].index * (STATS * 4)
-        operands.load_stats(args.stats, head, line, to, mbarrier)
+        to = cta.stats_address + slots[0].index * (owner.stats * 4)
+        operands.load_stats(owner, args.stats, head, line, to, mbarrier)
 
 
 @cute.jit

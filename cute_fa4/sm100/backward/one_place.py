@@ -5,11 +5,7 @@
 
 dP[n] overwrites S[n], which has been read. S[n+1] overwrites dS[n] after the product that reads it. So the tensor core
 adds dV while the compute warps make dS[n], and is idle while they make P.
-
-The loop over tiles is also that of dv_alone.py.
 """
-
-from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
@@ -33,15 +29,13 @@ def turn(owner, cta, tmem, slots: tuple, n):
 
 
 @cute.jit
-def multiply(
-    owner: cutlass.Constexpr, cta, tmem: Int32, work: Work, of_turn: cutlass.Constexpr[Callable]
-):
-    """Every product of a CTA. of_turn: those of a turn before its S[n+1], which overwrites what they read."""
+def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
+    """Every product of a CTA."""
     slots, count = first_slots(0), work.count
     if count > 0:
         make(owner, cta, tmem, slots, 0, Int32(0))
         for n in cutlass.range(count, unroll=1):
-            of_turn(owner, cta, tmem, slots, n)
+            turn(owner, cta, tmem, slots, n)
             slots = next_slots(owner, slots)
             if n + 1 < count:
                 make(owner, cta, tmem, slots, 0, n + 1)

@@ -24,7 +24,7 @@ from ...tma.tensor_maps import (
     row_space,
 )
 from ..sync.pipelines import Slot
-from .config import GRANULE, ROWS, STATS
+from .config import GRANULE, ROWS
 from .listed import TileLists
 from .work import Sequence, Sizes
 
@@ -109,19 +109,26 @@ def ring_address(owner, cta, slots: tuple, i: int):
     return cta.ring_address + ring + slots[i].index * owner.tiles[i].nbytes
 
 
+def place_of_s(owner, n) -> Slot:
+    """Where the S of turn n is."""
+    return _place(owner.s_buffers, n)
+
+
 def place_of_dp(owner, n) -> Slot:
     """Where the dP of turn n is."""
-    if owner.dp_buffers == 2:
-        return Slot(n & 1, (n >> 1) & 1)
-    return Slot(Int32(0), n & 1)
+    return _place(owner.dp_buffers, n)
 
 
-def load_stats(stats: cute.Tensor, head, tile, address, mbarrier):
-    """Copy L and delta of a tile of queries. PTX ISA, "cp.async.bulk"."""
+def _place(buffers: int, n) -> Slot:
+    return Slot(n & 1, (n >> 1) & 1) if buffers == 2 else Slot(Int32(0), n & 1)
+
+
+def load_stats(owner, stats: cute.Tensor, head, tile, address, mbarrier):
+    """Copy L and delta of a tile of queries, or L alone. PTX ISA, "cp.async.bulk"."""
     line = stats[head, tile, None]
     text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
     text += "@leader_thread cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
-    text += f"[$0], [$1], {STATS * 4}, [$2];\n}}"
+    text += f"[$0], [$1], {owner.stats * 4}, [$2];\n}}"
     llvm.inline_asm(
         None,
         [

@@ -18,7 +18,15 @@ from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
 from .config import ROWS
-from .operands import OwnerArgs, first_slots, next_slots, place_of_dp, ring_address, ring_index
+from .operands import (
+    OwnerArgs,
+    first_slots,
+    next_slots,
+    place_of_dp,
+    place_of_s,
+    ring_address,
+    ring_index,
+)
 from .work import Work
 
 STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
@@ -43,8 +51,8 @@ def add(owner, cta, tmem, slots: tuple, result: int, n):
     tile = owner.summed_tiles[result]
     ring = ring_address(owner, cta, slots, result)
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
-    place = place_of_dp(owner, n).index * owner.other_rows
-    first = owner.p_column if result else owner.dp_column + place
+    place = (place_of_s if result else place_of_dp)(owner, n).index * owner.other_rows
+    first = (owner.p_column if result else owner.dp_column) + place
     apart = owner.p_columns if result and owner.shares else owner.columns
     columns = columns_of_steps(owner.p_columns, apart)
     steps = list(zip(columns, offsets, strict=True))
@@ -70,15 +78,14 @@ def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Co
     """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads, except where dV is alone."""
     if n == 0:
         cta.own_full.wait(i, 0)
-    place = place_of_dp(owner, n)
-    if cutlass.const_expr(i == 1):
-        tmem = tmem + place.index * owner.other_rows
+    place = place_of_dp(owner, n) if cutlass.const_expr(i == 1) else place_of_s(owner, n)
+    tmem = tmem + place.index * owner.other_rows
     cta.other_full.wait(ring_index(owner, slots, i), slots[i].phase)
     multiply(owner, cta, tmem, slots, i)
     if cutlass.const_expr(i == 1):
         cta.dp_ready.commit(place.index)
     elif cutlass.const_expr(owner.results):
-        cta.s_ready.commit(0)
+        cta.s_ready.commit(place.index)
     if cutlass.const_expr(i not in owner.results and owner.has_dp):
         cta.other_empty.commit(ring_index(owner, slots, i))
 

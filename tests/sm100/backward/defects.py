@@ -13,13 +13,14 @@ from tests.sm100.backward.wide_defects import WIDE
 
 DEFECTS = {
     # --- what waits for what
-    "S is read before it is there": Defect("compute", "    cta.s_ready.wait(0, n & 1)\n", "", "causal"),
+    "S is read before it is there": Defect("compute", "    cta.s_ready.wait(s.index, s.phase)\n", "", "causal"),
     "S is awaited with the other parity": Defect(
-        "compute", "s_ready.wait(0, n & 1)", "s_ready.wait(0, (n + 1) & 1)", "causal",
+        "compute", "s_ready.wait(s.index, s.phase)", "s_ready.wait(s.index, s.phase ^ 1)", "causal",
     ),
     "dP is read before it is there": Defect("compute", "        cta.dp_ready.wait(dp.index, dp.phase)\n", "", "causal"),
     "no fence behind S": Defect(
-        "compute", "s_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "s_ready.wait(0, n & 1)", "causal",
+        "compute", "s_ready.wait(s.index, s.phase)\n    tensor_memory.fence_after()",
+        "s_ready.wait(s.index, s.phase)", "causal",
     ),
     "no fence behind dP": Defect(
         "compute", "(dp.index, dp.phase)\n        tensor_memory.fence_after()", "(dp.index, dp.phase)", "causal",
@@ -75,7 +76,7 @@ DEFECTS = {
         "load", "            cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)\n",
         "", "causal",
     ),
-    "numbers are not announced": Defect("load", "tile.nbytes + STATS * 4 * with_stats", "tile.nbytes", "causal"),
+    "numbers are not announced": Defect("load", "tile.nbytes + owner.stats * 4 * with_stats", "tile.nbytes", "causal"),
     "results before they are complete": Defect("store", "            cta.done.wait(0, 0)\n", "", "causal"),
     "no fence before results": Defect("store", "            tensor_memory.fence_after()\n", "", "causal"),
     "no fence between the proxies": Defect(
@@ -95,10 +96,10 @@ DEFECTS = {
         "barriers", 'Arrivals("compute", COMPUTE_THREADS)', 'Arrivals("compute", COMPUTE_THREADS + 1)', "causal",
     ),
     # --- where things are
-    "numbers of slot 0": Defect("compute", "slot.index * STATS + first", "first", "causal"),
+    "numbers of slot 0": Defect("compute", "slot.index * owner.stats + first", "first", "causal"),
     "both warpgroups have the numbers of the first": Defect(
-        "compute", "numbers(cta, slot, row_in_line(owner, place, thread.column + column))",
-        "numbers(cta, slot, column)", "causal",
+        "compute", "numbers(owner, cta, slot, row_in_line(owner, place, thread.column + column))",
+        "numbers(owner, cta, slot, column)", "causal",
     ),
     "log-sum-exps for deltas": Defect(
         "compute", "ROWS + row_in_line(", "row_in_line(", "causal",
@@ -354,7 +355,7 @@ DEFECTS = {
     ),
     "dP is written over dS": Defect("products", "tmem + place.index * owner.other_rows", "tmem", "causal"),
     "dQ reads the dS of the first place": Defect(
-        "products", "owner.dp_column + place\n", "owner.dp_column\n", "causal",
+        "products", "owner.dp_column) + place\n", "owner.dp_column) + place * result\n", "causal",
     ),
     "dS is made of the first dP": Defect(
         "compute", "owner.dp_column + of_dp.index * owner.other_rows", "owner.dp_column", "causal",
@@ -362,7 +363,9 @@ DEFECTS = {
     "dP is raised at its first place": Defect(
         "products", "cta.dp_ready.commit(place.index)", "cta.dp_ready.commit(0)", "causal",
     ),
-    "dQ over the second dP": Defect("config", "(1 + self.dp_buffers) * self.other_rows", "2 * ROWS", "causal"),
+    "dQ over the second dP": Defect(
+        "config", "(self.s_buffers + self.dp_buffers) * self.other_rows", "2 * ROWS", "causal",
+    ),
     # --- head dims of more than 128: S and dP in one place
     "P is not awaited before dP": Defect("one_place", "    cta.s_read.wait(0, n & 1)\n", "", "wide"),
     "no fence before dP": Defect(

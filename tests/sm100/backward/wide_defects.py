@@ -7,18 +7,24 @@ from tests.sm100.backward.damaged import Defect
 
 WIDE = {
     "dO is not awaited": Defect(
-        "dv_alone", "    cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)\n", "", "widest",
+        "dv_alone", "cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)", "pass", "widest",
     ),
     "P is not awaited before dV alone": Defect(
-        "dv_alone", "slots[1].phase)\n    cta.s_read.wait(0, n & 1)\n", "slots[1].phase)\n", "widest",
+        "dv_alone", "cta.s_read.wait(place.index, place.phase)", "pass", "widest",
     ),
     "Q is free before L is read": Defect(
         "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "widest",
     ),
     "Q is never free": Defect(
-        "dv_alone", "    cta.other_empty.commit(ring_index(owner, slots, 0))\n", "", "widest",
+        "dv_alone", "cta.other_empty.commit(ring_index(owner, slots, 0))", "pass", "widest",
     ),
-    "no fence before dV alone": Defect("dv_alone", "    tensor_memory.fence_after()\n", "", "widest"),
+    "no fence before dV alone": Defect("dv_alone", "tensor_memory.fence_after()", "pass", "widest"),
+    "the next S in the place of this one": Defect("config", "1 if self.has_dp else 2", "1", "widest"),
+    "dV of the other P": Defect("products", "place_of_dp)(owner, n)", "place_of_dp)(owner, n + result)", "widest"),
+    "P over the other S": Defect(
+        "compute", "s, to = lanes + owner.s_column, lanes", "s, to = lanes + owner.s_column, thread.lanes", "widest",
+    ),
+    "L with the stride of L and delta": Defect("compute", "slot.index * owner.stats", "slot.index * 256", "widest"),
     "L of the first half": Defect(
         "work", "row + place.tile % (ROWS // owner.other_rows) * owner.other_rows", "row", "widest",
     ),

@@ -9,6 +9,8 @@ Work tiles are those of the kernel's own tile scheduler. All heads share the lis
     long first  the first query blocks, likewise
     law         time of the SMs / (density x that of the dense call): at most LIMIT. The fixed cost of a launch, which
                 is the same, does not count
+    grid        the law if work tiles began in the order of the grid
+    sorting     the launch that sorts work tiles by the lengths of their lists; in the times of a call, not in the law
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.cycle_model import report, schedules
 from benchmarks.cycle_model.grid import LaunchTime, launch_time
-from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.gains import ratio
 
@@ -80,15 +84,17 @@ def _near(batch, head, q_idx, kv_idx):
     return kv_idx <= q_idx + 200
 
 
-SMALL, LARGE = (Variant(OURS, DEPTH, q_block=rows) for rows in (SMALLER, ROWS_A_CTA))
-PEER = replace(LARGE, maker=THEIRS)
+IN_ORDER = tuple(Variant(OURS, DEPTH, q_block=rows) for rows in (SMALLER, ROWS_A_CTA))
+_SORTED = (("longest_first", True),)
+SMALL, LARGE = (replace(variant, choices=_SORTED) for variant in IN_ORDER)
+PEER = replace(IN_ORDER[1], maker=THEIRS)
 ALONE, PAIRS, PEER_DENSE = (
     Variant(OURS, DEPTH),
     Variant(OURS, DEPTH, pairs=True),
     Variant(THEIRS, DEPTH),
 )
 _HIDING = (("mask_mod", ScoreMod.of(_near, "mask_mod")),)
-HIDING = tuple(replace(variant, choices=_HIDING) for variant in (SMALL, LARGE))
+HIDING = tuple(replace(variant, choices=_HIDING + _SORTED) for variant in IN_ORDER)
 TIMED = (SMALL, LARGE, PEER)
 Kernels = dict[Variant, report.Modelled]
 
@@ -104,19 +110,59 @@ def law(time: LaunchTime, density: float, dense: LaunchTime) -> float:
     return time.busy_us / (density * dense.busy_us)
 
 
+@cache
+def cycles_of_sorting(tiles: int) -> float:
+    """Of the CTA that sorts the work tiles of a launch, modelled alone on an SM; random lengths."""
+    import torch
+
+    from cute_fa4 import emulator
+    from cute_fa4.compiler.compiler import kernel_and_arguments
+    from cute_fa4.sm100.work.lists.config import BlockListsConfig, windows_of
+
+    kernel, arguments, _ = kernel_and_arguments(BlockListsConfig("longest"))
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(0, 500, (1, 1, tiles // HEADS), generator=generator, dtype=torch.int32)
+    order = torch.empty(tiles, dtype=torch.int32)
+    sizes = tiles // HEADS, HEADS, 1, windows_of(tiles)
+
+    def sort():
+        sorting = emulator.compile(kernel, *arguments, arch="sm_100a")
+        sorting((counts, counts), counts[0, 0], (2, 0), sizes, order)
+
+    (found,) = emulator.profile(sort).kernels
+    return found.cycles
+
+
+def sorts(tiles: int, constants: dict[str, Constant]) -> bool:
+    """Whether calls with so many work tiles sort them."""
+    return tiles > tuning.choose("longest_first") * constants["sms"].value
+
+
+def sorting_us(tiles: int, constants: dict[str, Constant]) -> float:
+    """Time of the launch before the attention kernel, which starts as its dependent launch."""
+    value = {name: constant.value for name, constant in constants.items()}
+    alone = value["kernel_start_us"] + cycles_of_sorting(tiles) / value["clock_ghz"] * 1e-3
+    return max(alone - value["dependent_saves_us"], value["dependent_least_us"])
+
+
 def _cells(
     kernels: Kernels, variant: Variant, problem: Listed, dense: LaunchTime, constants
 ) -> list:
-    """Time, speed and law; ours also the law if the longest lists began first."""
+    """Time, speed and law; ours with the launch that sorts, if any, and also the law in the order of the grid."""
     if variant not in kernels:
         return ["-"] * 3
-    time = _time(kernels, variant, problem, constants)
+    tiles = len(schedules.work_tiles(variant, problem))
+    in_order = replace(variant, choices=())
+    sorted_here = variant.maker == OURS and sorts(tiles, constants)
+    used = variant if sorted_here or variant.maker != OURS else in_order
+    time = _time(kernels, used, problem, constants)
+    if sorted_here:
+        time = replace(time, us=time.us + sorting_us(tiles, constants))
     tflops = time.tflops(problem) * problem.density
     cells = [f"{time.us:.1f}", f"{tflops:.0f}", f"{law(time, problem.density, dense):.2f}"]
-    if variant == SMALL:
-        order = sorted(schedules.work_tiles(variant, problem), reverse=True)
-        sorted_time = _time(kernels, variant, problem, constants, order)
-        cells.append(f"{law(sorted_time, problem.density, dense):.2f}")
+    if variant.maker == OURS:
+        grid = _time(kernels, in_order, problem, constants)
+        cells.append(f"{law(grid, problem.density, dense):.2f}")
     return cells
 
 
@@ -126,16 +172,16 @@ def table(kernels: Kernels, constants: dict[str, Constant]) -> str:
     lines = [
         f"Modelled: one sequence, {HEADS} heads, bf16, head dim {DEPTH}, blocks of {SMALLER} x {KEYS_A_TILE} and of "
         f"{ROWS_A_CTA} x {KEYS_A_TILE} queries x keys. TFLOPS count listed blocks only. law: time of the SMs over "
-        f"density times that of our dense kernel on CTA pairs; the bar is {LIMIT}. sorted: the law if the longest "
-        "lists began first.",
+        f"density times that of our dense call; the bar is {LIMIT}. grid: the law in the order of the grid, which is "
+        f"used at {SEQLENS[0]}; the other times have the launch that sorts work tiles.",
         "",
-        f"| S | pattern | density | cute_fa4, {SMALLER}: us | TFLOPS | law | sorted | {ours}: us | TFLOPS | law "
+        f"| S | pattern | density | cute_fa4, {SMALLER}: us | TFLOPS | law | grid | {ours}: us | TFLOPS | law | grid "
         f"| {theirs}: us | TFLOPS | law | ratio |",
-        "|---" * 14 + "|",
+        "|---" * 15 + "|",
     ]
     for seqlen in SEQLENS:
         whole = _dense(seqlen)
-        dense = _time(kernels, PAIRS, whole, constants)
+        dense = _time(kernels, PAIRS if runs_on_pairs(whole) else ALONE, whole, constants)
         for pattern in PATTERNS:
             for density in DENSITIES:
                 if density == 1 and pattern != PATTERNS[0]:
@@ -144,7 +190,7 @@ def table(kernels: Kernels, constants: dict[str, Constant]) -> str:
                 for variant in TIMED:
                     problem = listed(pattern, seqlen, variant.q_block, density)
                     row += _cells(kernels, variant, problem, dense, constants)
-                both = row[7], row[10]
+                both = row[7], row[11]
                 row.append("" if "-" in both else ratio(float(both[1]) / float(both[0])))
                 lines.append("| " + " | ".join(map(str, row)) + " |")
     return "\n".join(lines)
@@ -159,12 +205,35 @@ def steady_table(kernels: Kernels) -> str:
         "|---|---|---|",
     ]
     for variant, kernel in kernels.items():
+        if variant in IN_ORDER:
+            continue  # the same loop
         rows = variant.rows // (2 if variant.pair else 1)
         cycles = kernel.steady.cycles * ROWS_A_CTA / rows
-        hides = "partial blocks, with a mask_mod of two operations" if variant.choices else ""
+        with_mask = "mask_mod" in dict(variant.choices)
+        hides = "partial blocks, with a mask_mod of two operations" if with_mask else ""
         what = ", ".join(filter(None, (variant.maker, replace(variant, choices=()).mask, hides)))
         what += ", pairs" * (variant.maker == THEIRS and variant.pair)
         lines.append(f"| {what} | {cycles:.0f} | {kernel.steady.bound} |")
+    return "\n".join(lines)
+
+
+def sorting_table(constants: dict[str, Constant]) -> str:
+    """The launch that sorts the work tiles of rows of the first table."""
+    lines = [
+        "The launch that sorts work tiles: one CTA, and the attention kernel sets up meanwhile.",
+        "",
+        "| S | blocks | work tiles | cycles | us |",
+        "|---|---|---|---|---|",
+    ]
+    for seqlen in SEQLENS:
+        for rows in (SMALLER, ROWS_A_CTA):
+            tiles = seqlen // rows * HEADS
+            if not sorts(tiles, constants):
+                continue
+            us, cycles = sorting_us(tiles, constants), cycles_of_sorting(tiles)
+            lines.append(
+                f"| {seqlen} | {rows} x {KEYS_A_TILE} | {tiles} | {cycles:.0f} | {us:.1f} |"
+            )
     return "\n".join(lines)
 
 
@@ -184,7 +253,10 @@ def published_table() -> str:
 
 def variants(makers: Iterable[str]) -> list[Variant]:
     """Every kernel of both tables."""
-    wanted = (SMALL, HIDING[0], LARGE, HIDING[1], PEER, ALONE, PAIRS, PEER_DENSE)
+    wanted = (
+        *(SMALL, HIDING[0], LARGE, HIDING[1], PEER, ALONE, PAIRS, PEER_DENSE),
+        *IN_ORDER,
+    )
     return [variant for variant in wanted if variant.maker in makers]
 
 
@@ -195,5 +267,6 @@ def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str,
     return {
         "block_sparse": f"{table(kernels, constants)}\n\n{of_code}",
         "block_sparse_steady": f"{steady_table(kernels)}\n\n{of_code}",
+        "block_sparse_sorting": f"{sorting_table(constants)}\n\n{of_code}",
         "block_sparse_published": published_table(),
     }

@@ -79,12 +79,13 @@ def _in_rope(work: Workload, q, k) -> dict:
     return {"mQ": of_q, "mK": own, "rope": (rope, rope_of_q.to(dtype))}
 
 
-def all_blocks(work: ListedWorkload) -> tuple:
-    """Counts and entries of a list with every key tile of a workload, for all work tiles."""
+def all_blocks(work: ListedWorkload, sorts: bool) -> tuple:
+    """Counts and entries of a list with every key tile of a workload, for all work tiles; sorts: and their order."""
     import torch
 
     counts = torch.full((1, 1, 1), work.tiles, dtype=torch.int32)
-    return counts, torch.arange(work.tiles, dtype=torch.int32)[None, None, None]
+    order = torch.arange(work.work_tiles, dtype=torch.int32)
+    return counts, torch.arange(work.tiles, dtype=torch.int32)[None, None, None], *[order] * sorts
 
 
 def _apart(x, depth: int) -> tuple:
@@ -181,7 +182,7 @@ def _arguments(work: Workload, cfg) -> tuple:
     )
     more |= _in_rope(work, q, k)
     if isinstance(work, ListedWorkload):
-        more["blocks"] = all_blocks(work)
+        more["blocks"] = all_blocks(work, cfg.longest_first)
     more |= dict(max_seqlen_q=work.seqlen_q)
     if isinstance(work, PartsWorkload):
         more |= dict(split=(work.tiles_of_part, *_workspace(work, cfg)))

@@ -1,6 +1,7 @@
 """The work tiles of a launch, as key tiles of each, in launch order.
 
-cute_fa4             tile_order.py and packed_order.py of the kernel itself, called with Python numbers
+cute_fa4             tile_order.py and packed_order.py of the kernel itself, called with Python numbers; with lists of
+                     key blocks then the order of lists/longest.py
 flash-attn-4 causal  longest first, in sections of heads whose K and V fit 50 MiB of L2
 flash-attn-4 packed  the same sequence by sequence; without a mask block by block of each head
 flash-attn-4 full    block fastest, then head, then sequence
@@ -29,6 +30,7 @@ def work_tiles(variant, problem: Problem) -> list[int]:
 def ours(variant, problem: Problem) -> list[int]:
     """The kernel's own tile scheduler, for every number it is given."""
     from cute_fa4.sm100.work import tile_order
+    from cute_fa4.sm100.work.lists.config import in_order
 
     config = our_kernel.config(variant)
     size = (problem.heads_q, problem.batch)
@@ -42,7 +44,7 @@ def ours(variant, problem: Problem) -> list[int]:
         if key not in known:
             known[key] = problem.key_tiles(*key, config.tiles.positions_per_block)
         order.append(known[key])
-    return order
+    return [order[tile] for tile in in_order(order)] if config.longest_first else order
 
 
 def ours_packed(variant, problem: Problem) -> list[int]:

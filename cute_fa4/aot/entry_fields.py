@@ -125,6 +125,7 @@ CONFIG = {
     "full_blocks": Field("switch", "lists of full blocks, too; default: off"),
     "packed_lists": Field("switch", "lists of all sequences, one after another; default: off"),
     "list_offsets": Field("switch", "a tensor says where their entries begin; default: off"),
+    "longest_first": Field("switch", "the longest lists begin first; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "split_keys": Field("switch", "partial results, of parts of the keys; default: off"),
     "share_keys": Field("switch", "with split_keys: as many keys for every CTA; default: off"),

@@ -146,6 +146,10 @@ class Plan:
         given = tensors.q, tensors.k, tensors.v, out
         return self.views.of(*given) if self.views.differ else given
 
+    def lists(self, tensors: CallTensors) -> tuple:
+        """The argument `blocks` of a call with lists of key blocks."""
+        return tuple(x for x in tensors.of(BLOCKS) if x is not None)
+
     def launch(self, tensors: CallTensors, rows: tuple, split: tuple | None = None) -> None:
         """Call the function with its parameters (sm100/kernel.py).
 
@@ -153,7 +157,7 @@ class Plan:
         """
         aux, in_cache, blocks = tensors.aux_tensors, None, None
         if tensors.mask_block_cnt is not None:
-            blocks = tuple(x for x in tensors.of(BLOCKS) if x is not None)
+            blocks = self.lists(tensors)
         if self.in_cache is not None:
             new_keys, of_rows = self.in_cache
             in_cache = (new_keys, *of_rows(tensors))

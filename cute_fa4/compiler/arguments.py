@@ -165,11 +165,12 @@ def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
 
 
 def _blocks(config: FA4Config) -> tuple | None:
-    """Counts and entries of the lists of partial blocks, then of full ones, then where those of a sequence begin."""
+    """Counts and entries of the lists of partial blocks, of full ones, where those of a sequence begin, the order."""
     if not config.lists_blocks:
         return None
     names = compress(NAMES[BLOCKS], has_tensors(config))
-    ranks = (len(axes_of_list(name, config.packed_lists)) for name in names)
+    ranks = [len(axes_of_list(name, config.packed_lists)) for name in names]
+    ranks += [1] * config.longest_first
     return tuple(_fake("i32", (None,) * rank) for rank in ranks)
 
 
@@ -310,7 +311,7 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
 
 
 def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
-    """The same for ListsKernel.__call__ and OrderKernel.__call__."""
+    """The same for ListsKernel.__call__, OrderKernel.__call__ and LongestKernel.__call__."""
     from cutlass import Int32
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
@@ -326,6 +327,11 @@ def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
         sizes = tuple(sym_int() for _ in range(5))
         kinds = _fake("u8", sizes, free_last=True)
         return dict(kinds=kinds, counts=numbers(3), entries=numbers(4), stream=stream)
+    if config.makes == "longest":
+        given = dict(counts=pair(3), first_blocks=numbers(1), flags=(Int32(1), Int32(1)))
+        return dict(
+            **given, sizes=tuple(Int32(1) for _ in range(4)), order=numbers(1), stream=stream
+        )
     results: tuple = (numbers(4, "u8"),)
     if config.makes == "tiles":
         results = numbers(3), numbers(4), numbers(3), numbers(4), numbers(4, "u8")

@@ -54,6 +54,10 @@ def compile_function(config: Config, executor: str) -> Callable:
     return cute.compile(kernel, *arguments, options=flags)
 
 
+_OF_LISTS = {
+    "order": "work.lists.order OrderKernel",
+    "longest": "work.lists.longest LongestKernel",
+}
 # Configuration of a kernel without a schedule -> its module and class in sm100/, and its fake arguments by name.
 _KERNELS: dict[type, tuple[Callable, Callable]] = {
     AppendConfig: (lambda _: "append.kernel AppendKernel", fake_append_arguments),
@@ -65,11 +69,7 @@ _KERNELS: dict[type, tuple[Callable, Callable]] = {
     IndexerConfig: (lambda _: "indexer.kernel IndexerKernel", fake_indexer_arguments),
     TopKConfig: (lambda _: "indexer.topk TopKKernel", fake_topk_arguments),
     BlockListsConfig: (
-        lambda config: (
-            "work.lists.order OrderKernel"
-            if config.makes == "order"
-            else "work.lists.kernel ListsKernel"
-        ),
+        lambda config: _OF_LISTS.get(config.makes, "work.lists.kernel ListsKernel"),
         fake_block_lists_arguments,
     ),
 }

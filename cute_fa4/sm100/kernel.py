@@ -241,7 +241,8 @@ class SM100Kernel:
                     cfg.rope_page_size rows; then their page table, (batch, pages) int32; if they have 16 bits and
                     the rest 8, those of Q, as mQ; if they have scales, one for each of their rows, f32 of any strides
         blocks      counts and entries of the lists of partial blocks, then, as far as the configuration has them, of
-                    full ones, and where those of a sequence begin, int32 (work/block_lists.py)
+                    full ones, and where those of a sequence begin, then the order of work tiles, int32
+                    (work/block_lists.py)
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """

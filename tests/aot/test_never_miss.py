@@ -26,6 +26,7 @@ from cute_fa4.calls import repeat
 from cute_fa4.integrations import flashinfer, vllm
 from cute_fa4.integrations.invariance import VLLM
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.choose.launches import with_conversions
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
 from cute_fa4.system.devices import asked_for
@@ -318,12 +319,14 @@ def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
     lists = (numbers(2, 1, blocks[0]), numbers(2, 1, *blocks)) * 2
     lists = BlockSparseTensors(*lists, block_size=(fields["q_block"], fields["kv_block"]))
     function = flash_attn_func if not layouts else flash_attn_varlen_func
-    with asked_for("sm_100a") as asked:
-        function(q, k, k, block_sparse_tensors=lists, **options)
-    assert asked and set(asked) <= set(with_conversions(listed))
-    assert {c.makes for c in asked if isinstance(c, BlockListsConfig)} == (
-        {"tiles"} if "small" in name else set()
-    )
+    converts = {"tiles"} if "small" in name else set()
+    sorts = {"longest"} if "cu_seqlens_q" not in options else set()
+    for least, makes in ((1, converts), (0, converts | sorts)):  # work tiles for each SM
+        table = tuning.shipped().changed(longest_first=least)
+        with asked_for("sm_100a") as asked, tuning.using(table):
+            function(q, k, k, block_sparse_tensors=lists, **options)
+        assert asked and set(asked) <= set(with_conversions(listed))
+        assert {c.makes for c in asked if isinstance(c, BlockListsConfig)} == makes
     of_backward = {
         c.makes for c in with_conversions(listed[-1:]) if isinstance(c, BlockListsConfig)
     }

@@ -1,6 +1,8 @@
 """The tables of block sparsity: work tiles are the lists, the law is one for the dense call, no row is missing."""
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 from cute_fa4.emulator.model.constants import B200
+from cute_fa4.sm100.work.lists.config import bin_of
 from cute_fa4.system.gains import AS_FAST
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance" / "block_sparsity.md").read_text()
@@ -34,12 +37,18 @@ def stored(name: str) -> str:
 @pytest.mark.parametrize("pattern", block_sparse.PATTERNS)
 @pytest.mark.parametrize("density", block_sparse.DENSITIES)
 def test_work_tiles_are_the_lists_of_every_head(variant, pattern, density):
-    """Ours take the last query blocks first, of all heads, as under a mask; flash-attn-4 has a head after the other."""
+    """Ours take the longest first; in the order of the grid the last query blocks first, of all heads, as under a mask.
+
+    flash-attn-4 has a head after the other.
+    """
     problem = block_sparse.listed(pattern, 4096, variant.q_block, density)
     heads = block_sparse.HEADS
     found = schedules.work_tiles(variant, problem)
     if variant.maker == OURS:
-        assert found == [count for count in problem.counts[::-1] for _ in range(heads)]
+        in_order = schedules.work_tiles(replace(variant, choices=()), problem)
+        assert in_order == [count for count in problem.counts[::-1] for _ in range(heads)]
+        assert sorted(found) == sorted(in_order)
+        assert all(bin_of(a) >= bin_of(b) for a, b in pairwise(found))
     else:
         assert found == list(problem.counts) * heads
     assert problem.density == pytest.approx(density, rel=0.25)
@@ -56,14 +65,29 @@ def test_the_law_is_one_for_the_dense_call_and_for_a_kernel_that_costs_what_is_l
     assert block_sparse.law(time, problem.density, dense) == pytest.approx(1.0)
 
 
-def test_the_page_has_every_row_of_every_table():
+def test_the_page_has_every_row_of_every_table(monkeypatch):
+    monkeypatch.setattr(block_sparse, "cycles_of_sorting", lambda tiles: 3000.0 + tiles)
     fresh = rows_of(block_sparse.table(KERNELS, B200))
     assert [row[:3] for row in rows_of(stored("block_sparse"))] == [row[:3] for row in fresh]
     names = [row[0] for row in rows_of(block_sparse.steady_table(KERNELS))]
     assert [row[0] for row in rows_of(stored("block_sparse_steady"))] == names
+    sorting = rows_of(block_sparse.sorting_table(B200))
+    assert [row[:3] for row in rows_of(stored("block_sparse_sorting"))] == [
+        row[:3] for row in sorting
+    ]
     assert rows_of(stored("block_sparse_published")) == rows_of(block_sparse.published_table())
 
 
 def test_no_row_of_the_page_is_slower_than_flash_attn_4():
     ratios = [row[-1] for row in rows_of(stored("block_sparse"))]
     assert ratios and all(ratio == AS_FAST or float(ratio) > 1 for ratio in ratios)
+
+
+def test_sorting_takes_a_fiftieth_of_a_call_or_three_microseconds():
+    calls = {}
+    for row in rows_of(stored("block_sparse")):
+        for blocks, us in zip(("128 x 128", "256 x 128"), (row[3], row[7]), strict=True):
+            calls.setdefault((row[0], blocks), []).append(float(us))
+    sorting = rows_of(stored("block_sparse_sorting"))
+    assert {row[0] for row in sorting} == {"16384", "65536"} and len(sorting) == 4
+    assert all(float(row[4]) <= max(3, min(calls[row[0], row[1]]) / 50) for row in sorting)

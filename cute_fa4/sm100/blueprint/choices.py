@@ -30,6 +30,7 @@ FACTS: dict[str, Any] = {
     "eight_bits": FLAG,
     "pack_gqa": FLAG,
     "split_keys": FLAG,
+    "longest_first": FLAG,
     "queries": NUMBER,
     "keys": NUMBER,
     "blocks": NUMBER,
@@ -175,7 +176,7 @@ CHOICES: dict[str, Choice] = {
     ),
     "dependent_launch": Choice(
         "whether a kernel may start while the previous one ends",
-        ("family", "pack_gqa", "split_keys"),
+        ("family", "pack_gqa", "split_keys", "longest_first"),
         _switch,
         (True, False),
         False,
@@ -209,6 +210,9 @@ CHOICES: dict[str, Choice] = {
     ),
     "cluster_tiles": Choice(
         "key tiles of a CTA of a cluster, at most, by the share of the SMs that clusters fill", (), _steps
+    ),
+    "longest_first": Choice(
+        "work tiles with lists, for each SM, beyond which they are sorted by length", (), _number(0, 1 << 20)
     ),
     "alone_tiles": Choice(
         "key tiles that a CTA takes alone before a second launch pays", (), _number(1, 1024)

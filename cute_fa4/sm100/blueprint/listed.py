@@ -10,7 +10,7 @@ PLAIN = dict(
     cache_batch_idx=False, cache_leftpad=False, pack_gqa=False, latent=False, split_keys=False, rope_depth=0,
     kv_dtype=None,
 )  # fmt: skip
-FIELDS = ("q_block", "kv_block", "full_blocks", "packed_lists", "list_offsets")
+FIELDS = ("q_block", "kv_block", "full_blocks", "packed_lists", "list_offsets", "longest_first")
 
 
 def has_tensors(problem) -> tuple[bool, ...]:
@@ -42,6 +42,11 @@ def contradictions(problem) -> list[str]:
     if problem.list_offsets and not problem.packed_lists:
         why.append(
             "list_offsets=True with packed_lists=False: they are places in packed lists: use packed_lists=True"
+        )
+    if problem.longest_first and problem.q_layout == "packed":
+        why.append(
+            "longest_first=True with q_layout='packed': work tiles of packed queries are found by their lengths: use "
+            "longest_first=False"
         )
     why += [
         f"{name}={getattr(problem, name)!r} with {size} is not supported: use {value!r}"

@@ -68,6 +68,7 @@ def _problem(p: Problem) -> list[str]:
         (p.full_blocks, "fullblocks"),
         (p.packed_lists, "packedlists"),
         (p.list_offsets, "listoffsets"),
+        (p.longest_first, "longest"),
         (p.write_lse, "lse"),
         (p.split_keys, "split"),
         (p.share_keys, "share"),

@@ -88,6 +88,7 @@ class Problem:
     full_blocks    further lists have the key blocks of which mask_mod hides nothing
     packed_lists   lists follow one another; a tensor says where those of a sequence begin. Otherwise they are padded
     list_offsets   another tensor says where their entries begin; otherwise all sequences have as many key blocks
+    longest_first  a tensor has the work tiles, those with the longest lists first (work/lists/longest.py)
     write_lse      also write the log-sum-exp, f32, natural logarithm
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
     share_keys     with split_keys: every CTA takes an equal share of the batch's key tiles (work/shared_order.py)
@@ -133,6 +134,7 @@ class Problem:
     full_blocks: bool = False
     packed_lists: bool = False
     list_offsets: bool = False
+    longest_first: bool = False
     write_lse: bool = False
     split_keys: bool = False
     share_keys: bool = False

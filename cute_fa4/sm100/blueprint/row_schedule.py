@@ -37,7 +37,7 @@ def default_rescale_log2(problem: Problem) -> float:
 
 def starts_early(family: str, problem: Problem) -> bool:
     """Whether a kernel may start while the grid before it ends, where its schedule leaves that open."""
-    facts = {"pack_gqa": problem.pack_gqa, "split_keys": problem.split_keys}
+    facts = {name: getattr(problem, name) for name in ("pack_gqa", "split_keys", "longest_first")}
     return tuning.choose("dependent_launch", family=family, **facts)
 
 

@@ -78,6 +78,11 @@ def may_own_parts(config: FA4Config, in_float32: bool = False) -> bool:
     return not config.with_(own_parts=True).refusals()
 
 
+def may_sort(config: FA4Config) -> bool:
+    """Whether work tiles may be sorted by the lengths of their lists; those of packed queries are not numbered."""
+    return config.lists_blocks and not config.longest_first and config.q_layout == "dense"
+
+
 def own_parts_shapes(config: FA4Config) -> tuple[tuple, tuple]:
     """Shapes of the workspace of a CTA with own_parts: of sums of results, and of log-sum-exps (work/own_parts.py)."""
     tiles, (_, columns, _) = config.tiles, config.tiles.pv_mma_shape
@@ -139,7 +144,10 @@ def every_launch(
 
 
 def with_conversions(configs: Iterable) -> list:
-    """The configurations, and the kernels that convert lists of blocks for their calls, without doubles."""
+    """The configurations, and the kernels that convert or sort lists for their calls, without doubles.
+
+    A call with lists has sorted work tiles or not, by its sizes: both attention kernels are there.
+    """
     found = []
     for config in configs:
         makes: tuple = ()
@@ -147,6 +155,9 @@ def with_conversions(configs: Iterable) -> list:
             makes = "kinds", "order"
         elif isinstance(config, FA4Config) and reads_units(config.mask_mod):
             makes = ("tiles",)
+        if isinstance(config, FA4Config) and may_sort(config):
+            found.append(config.with_(longest_first=True))
+            makes += ("longest",)
         found += [config, *(BlockListsConfig(each, config.arch) for each in makes)]
     return list(dict.fromkeys(found))
 

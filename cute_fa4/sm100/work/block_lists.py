@@ -39,6 +39,7 @@ class BlockLists:
     Packed: counts (heads, query blocks of all sequences), entries (heads, entries of all lists).
     Batch and heads may be 1: the lists are then those of every sequence or head.
     first_blocks, first_entries   (batch + 1,), packed only
+    order         (work tiles,): their numbers, the longest lists first; with cfg.longest_first
     """
 
     partial_counts: cute.Tensor
@@ -47,12 +48,14 @@ class BlockLists:
     full: cute.Tensor | None = None
     first_blocks: cute.Tensor | None = None
     first_entries: cute.Tensor | None = None
+    order: cute.Tensor | None = None
 
     @classmethod
     def of(cls, cfg, tensors: tuple) -> "BlockLists":
         """From the tensors of a launch, which are those that the configuration has, in this order."""
         given = iter(tensors)
-        return cls(*(next(given) if has else None for has in listed.has_tensors(cfg)))
+        has_tensors = *listed.has_tensors(cfg), cfg.longest_first
+        return cls(*(next(given) if has else None for has in has_tensors))
 
 
 def of_query_block(cfg, counts, tile) -> tuple:

@@ -268,6 +268,8 @@ def find_work(
 ) -> tuple[Work, Held | None]:
     """The work tile of a block, with its sequence and its key tiles; for block -1, NO_MORE key tiles."""
     number, part = maximum(block, 0), None
+    if cutlass.const_expr(cfg.longest_first):
+        number = Int32(args.blocks.order[number])
     if cutlass.const_expr(cfg.split_keys):
         number, part = args.splits.block_and_part(number)
     if cutlass.const_expr(cfg.cluster_parts > 1):

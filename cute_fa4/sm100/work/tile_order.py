@@ -5,9 +5,11 @@ the query block varies fastest: CTAs that run together read the same keys.
 
 Under a mask (causal, a window) the last query block sees the most keys, and a launch ends evenly if the long blocks
 begin first. So blocks are taken from the end, each for all heads of a section before the next block. Lists of key
-blocks, which the host does not read, are taken likewise: those of causal masks and documents are longest at the end. A
-section has at most as many heads as have their keys and values in L2 together. Sections differ by at most one head: a
-last section of few heads would leave few CTAs at work at the end. Five heads of three blocks, of which two fit:
+blocks, which the host does not read, are taken likewise: those of causal masks and documents are longest at the end.
+Where a kernel sorts them (lists/longest.py), a CTA number is a place in the sorted order of work tiles, which are
+numbered as without a mask. A section has at most as many heads as have their keys and values in L2 together. Sections
+differ by at most one head: a last section of few heads would leave few CTAs at work at the end. Five heads of three
+blocks, of which two fit:
 
     CTA     0   1   2   3   4   5   6   7   8   9  10  11  12  13  14
     head    0   1   0   1   0   1   2   3   2   3   2   3   4   4   4
@@ -88,7 +90,7 @@ def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: num
 
 def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
     """The share of CTA number `cta`."""
-    if cfg.unequal_blocks:
+    if cfg.unequal_blocks and not cfg.longest_first:
         wide_heads = order.num_wide * (order.narrow_heads + 1)
         beyond_wide = cta - wide_heads * order.num_blocks
         section, inside = divmod(cta, order.per_wide)

@@ -15,18 +15,23 @@ import torch
 from cute_fa4 import BlockSparseTensors, emulator
 from cute_fa4.sm100.blueprint import small_blocks
 from cute_fa4.sm100.work import lists
-from cute_fa4.sm100.work.lists import kernel, order
+from cute_fa4.sm100.work.lists import kernel, longest, order
 from tests.attention.listed import ABSENT, FULL, PARTIAL, Listed, assert_right, numbers
 from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.test_lists import drawn as drawn_tiles
 from tests.sm100.backward.test_lists import expected_tiles, tiles_of
 from tests.sm100.backward.test_planted import missed
+from tests.sm100.work.lists import sorted_tiles
 from tests.sm100.work.lists.conversions import drawn, in_order, is_right
 
 SOURCES = Path(lists.__file__).parent
 NAME = f"{lists.__name__}.damaged"
-MODULES = {"kernel": (kernel, "ListsKernel"), "order": (order, "OrderKernel")}
+MODULES = {
+    "kernel": (kernel, "ListsKernel"),
+    "order": (order, "OrderKernel"),
+    "longest": (longest, "LongestKernel"),
+}
 
 # --- subjects: whether a conversion is right
 
@@ -93,6 +98,9 @@ SUBJECTS = {
     "packed": partial(of_sequences, True),
     "pairs": of_pairs,
     "owners": of_owners,
+    "padded": sorted_tiles.PADDED.is_right,
+    "sequences of packed lists": sorted_tiles.PACKED.is_right,
+    "wrong counts": sorted_tiles.WRONG.is_right,
 }
 
 
@@ -195,6 +203,40 @@ DEFECTS = {
     "kinds after the first ones of a warp are not counted": Defect("full_at += ", "full_at = ", "owners", "order"),
     "the head of a pair is left out": Defect(
         "(at // tiles << (1 + TILE_BITS)) | (at % tiles << 1)", "at % tiles << 1", "owners", "order"
+    ),
+    "the shortest lists begin first": Defect("(BINS - 1) - bin_of_length", "bin_of_length", "padded", "longest"),
+    "lengths of an octave are alike": Defect(
+        "(length))), 0)\n    return (octave << SUB_BITS) + (length >> octave)",
+        "(length))), 0)\n    return octave << SUB_BITS", "padded", "longest",
+    ),
+    "full blocks are not counted": Defect("given.lists == 2", "given.lists == 3", "padded", "longest"),
+    "counts below 0 shorten the other list": Defect(
+        "maximum(minimum(found[i, k], MOST), 0)", "minimum(found[i, k], MOST)", "padded", "longest"
+    ),
+    "counts are added before they are clipped": Defect(
+        "maximum(minimum(found[i, k], MOST), 0)", "maximum(found[i, k], 0)", "wrong counts", "longest"
+    ),
+    "a work tile has a list of its own": Defect("divmod(block, tiles.of_list)", "(block, 0)", "padded", "longest"),
+    "packed lists are those of the first sequence": Defect(
+        "at = at + Int32(self.first_blocks[batch])", "at = at + 0", "sequences of packed lists", "longest"
+    ),
+    "lists beyond the tensor": Defect(
+        "maximum(minimum(index, Int32(x.shape[dim]) - 1), 0)", "index", "wrong counts", "longest"
+    ),
+    "warps count together": Defect(
+        "places.iterator + (of_tile * WARPS + warp)", "places.iterator + of_tile * WARPS", "padded", "longest"
+    ),
+    "a bit of the bin is left out": Defect(
+        "range_constexpr(BIN_BITS)", "range_constexpr(BIN_BITS - 1)", "padded", "longest"
+    ),
+    "tiles alike have one place": Defect(
+        "Int32(cute.arch.popc(alike & cute.arch.lanemask_lt()))", "0", "padded", "longest"
+    ),
+    "the next tiles of a warp begin at the same place": Defect(
+        "places[slot] + Int32(cute.arch.popc(alike))", "places[slot]", "padded", "longest"
+    ),
+    "warps before this one do not count": Defect(
+        "cutlass.select_(lane < warp, sums[lane], Int32(0))", "Int32(0)", "padded", "longest"
     ),
 }  # fmt: skip
 

@@ -1,0 +1,87 @@
+"""Lists whose work tiles are sorted by length: the order changes no bit, whatever the lists, layouts and rows are."""
+
+import pytest
+import torch
+
+from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+from cute_fa4.calls.split_keys.split import EMULATED_SMS
+from cute_fa4.sm100.blueprint import tuning
+from cute_fa4.system.devices import asked_for
+from tests.attention.listed import Listed, as_packed, assert_right
+from tests.attention.test_block_sparsity import LENGTHS, SIZES, drawn
+
+
+def sorted_always():
+    return tuning.using(tuning.shipped().changed(longest_first=0))
+
+
+LAYOUTS = {
+    "dense": None,
+    "lengths": LENGTHS,
+    "packed lists": LENGTHS,
+    "64 x 64": None,
+}
+
+
+def run(call: Listed, layout: str, **options):
+    if layout == "packed lists":
+        return packed_lists_over_padded_rows(call, **options)
+    return call.run(**options) if call.lengths is None else call.run_as("lengths", **options)
+
+
+def packed_lists_over_padded_rows(call: Listed, **options):
+    """Lists one after another, of dense queries and keys: those of the longest sequence for each."""
+    whole = Listed(call.q, call.k, call.v, call.kinds, call.block_size)
+    return whole.run(whole.packed_lists(), **options)
+
+
+@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_order_of_work_tiles_changes_no_bit(family, layout):
+    lengths = LAYOUTS[layout]
+    if layout == "64 x 64":
+        size = (64, 64) if family == "mha1q" else (512, 64)
+        call = Listed.draw((1, 300, 300), (2, 1), size, (0.3, 0.8))
+    elif lengths is None:
+        call = drawn(family)
+    else:
+        sizes = len(lengths), *(max(each) for each in zip(*lengths, strict=True))
+        call = Listed.draw(sizes, (2, 1), SIZES[family], (0.4, 0.8), lengths=lengths)
+    in_order = run(call, layout)
+    with sorted_always():
+        found = run(call, layout)
+    assert all(one.equal(other) for one, other in zip(found, in_order, strict=True))
+    if layout != "packed lists":
+        assert_right(found, call.expected())
+
+
+def kernels_of(call: Listed, way=None) -> set[str]:
+    """The kernels of a call without data: whether one sorts, and whether the attention kernel reads an order."""
+    tensors, lengths, lists = (call.q, call.k, call.v), {}, call.lists()
+    if way is not None:
+        tensors, lengths, lists = way(call)
+    q, k, v, *of_call = (x.to("meta") for x in (*tensors, *lengths.values()))
+    lists = lists._make(x.to("meta") if torch.is_tensor(x) else x for x in lists)
+    options = dict(zip(lengths, of_call, strict=True)) | {"block_sparse_tensors": lists}
+    with asked_for("sm_100a") as asked:
+        (flash_attn_varlen_func if lengths else flash_attn_func)(q, k, v, **options)
+    return {getattr(config, "makes", None) or config.longest_first for config in asked}
+
+
+def rows(tiles: int) -> Listed:
+    """A call of so many work tiles, in two heads."""
+    return Listed.draw((1, tiles // 2 * 128, 128), (2, 1), (128, 128), (1.0, 1.0))
+
+
+def test_work_tiles_are_sorted_where_sms_have_more_than_three_each():
+    assert kernels_of(rows(3 * EMULATED_SMS)) == {False}
+    assert kernels_of(rows(3 * EMULATED_SMS + 2)) == {"longest", True}
+
+
+def test_packed_queries_keep_their_order():
+    """Where their blocks are follows from lengths that only the device knows."""
+    tiles = 4 * EMULATED_SMS
+    call = Listed.draw(
+        (1, tiles * 128, 128), (1, 1), (128, 128), (1.0,), lengths=((tiles * 128, 128),)
+    )
+    assert kernels_of(call, as_packed) == {False}

@@ -1,0 +1,75 @@
+"""The kernel that sorts work tiles by the lengths of their lists, and what it must return, by Python's own sort."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cute_fa4.calls.launch import function_for
+from cute_fa4.sm100.work.lists.config import BlockListsConfig, in_order, windows_of
+from cute_fa4.system.devices import target_of
+from tests.attention.listed import numbers
+
+
+@dataclass(frozen=True)
+class Launch:
+    """counts: of partial and full blocks, (batch or 1, heads or 1, query blocks), packed (1, heads or 1, of all).
+
+    sizes          work tiles of a head, heads, sequences, work tiles that share a list
+    first_blocks   where the packed lists of a sequence begin; None: they are padded
+    """
+
+    counts: tuple[torch.Tensor, ...]
+    sizes: tuple[int, int, int, int]
+    first_blocks: list[int] | None = None
+
+    def order(self) -> list[int]:
+        """The result of the kernel."""
+        blocks, heads, batch, of_list = self.sizes
+        order = torch.full((blocks * heads * batch,), -1, dtype=torch.int32)
+        function = function_for(BlockListsConfig("longest"), target_of(order.device))
+        first = self.counts[0][0, 0] if self.first_blocks is None else numbers(self.first_blocks)
+        flags = len(self.counts), int(self.first_blocks is not None)
+        counts = self.counts if len(self.counts) == 2 else self.counts * 2
+        windows = windows_of(len(order))
+        function(counts, first, flags, (blocks, heads, of_list, windows), order)
+        return order.tolist()
+
+    def lengths(self) -> list[int]:
+        """Listed key blocks of each work tile: counts below 0 are 0, places outside the tensors the nearest ones."""
+        blocks, heads, batch, of_list = self.sizes
+        found = []
+        for b, h, i in torch.cartesian_prod(*map(torch.arange, (batch, heads, blocks))).tolist():
+            at = i // of_list + (0 if self.first_blocks is None else self.first_blocks[b])
+            total = 0
+            for counts in self.counts:
+                place = (
+                    max(min(n, size - 1), 0)
+                    for n, size in zip((b, h, at), counts.shape, strict=True)
+                )
+                total += max(int(counts[tuple(place)]), 0)
+            found.append(total)
+        return found
+
+    def is_right(self) -> bool:
+        return self.order() == in_order(self.lengths())
+
+
+def drawn(*shape: int, most: int = 300, seed: int = 0) -> torch.Tensor:
+    """Counts of every size up to `most`, few of them long; some below 0."""
+    random = torch.Generator().manual_seed(seed)
+    counts = torch.rand(shape, generator=random) ** 3 * most - most / 50
+    return counts.floor().int()
+
+
+LARGEST, SMALLEST = 2**31 - 1, -(2**31)
+# More work tiles than threads.
+PADDED = Launch((drawn(2, 3, 120), drawn(2, 3, 120, seed=1)), (240, 3, 2, 2))
+SHARED = Launch((drawn(1, 1, 333),), (333, 4, 2, 1))
+PACKED = Launch((drawn(1, 2, 100), drawn(1, 2, 100, seed=1)), (60, 2, 3, 1), [0, 50, 60, 100])
+# Counts and places that are wrong: none leads outside a tensor, and the order still has every work tile.
+WRONG = Launch(
+    (numbers([[[LARGEST, 3, SMALLEST, 70000, 0, 200000]]]), numbers([[[LARGEST, SMALLEST, 2, 1, 5, 9]]])),
+    (6, 1, 3, 1), [-9, LARGEST - 9, 2, 0],
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Cycles of one CTA -> time of a launch: waves, causal imbalance, persistence, clock.
 
-    cute_fa4               a CTA claims a further work tile after loading the last one
+    cute_fa4, FROST        a CTA claims a further work tile after loading the last one
     flash-attn-4 full      as many clusters as fit; cluster c does work tiles c, c + clusters, ...
     flash-attn-4 otherwise one work tile per CTA
 

@@ -1,6 +1,6 @@
 """Kernel -> machine code and traces, compiled and emulated once and then cached.
 
-Cache keys, in addition to the recorder: for flash-attn-4 the package's version; for ours the files of the kernel,
+Cache keys, in addition to the recorder: for kernels of others the package's version; for ours the files of the kernel,
 then its machine code, so that an edit that does not change it costs only a compile.
 """
 
@@ -34,7 +34,12 @@ from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS, THEIRS = "cute_fa4", "flash-attn-4"
+OURS, THEIRS, FROST = "cute_fa4", "flash-attn-4", "FROST"
+# Makers of other packages -> (distribution, module here that compiles and traces in a separate process).
+PACKAGES = {
+    THEIRS: (THEIRS, "flash_attn_4"),
+    FROST: ("nvidia-cudnn-frontend", "frost"),
+}
 
 
 def runs_on_pairs(problem: Problem, arch: str = "sm_100a") -> bool:
@@ -104,11 +109,15 @@ class Variant:
         """Why there is no model of this kernel; empty: there is one."""
         if self.maker == THEIRS and self.page_size not in (0, KEYS_A_TILE):
             return "cp.async"
+        if self.maker == FROST and (self.window or self.ragged or self.page_size or self.q_block):
+            return "dense calls only"
         return ""
 
     @property
     def pair(self) -> bool:
         """Two CTAs work on one tile together."""
+        if self.maker == FROST:  # its adapter's choice, cta_mma
+            return self.head_dim > 64
         return self.pairs or (self.maker == THEIRS and uses_pairs(self))
 
     @property
@@ -123,14 +132,14 @@ class Variant:
     @property
     def persistent(self) -> bool:
         """A CTA walks over work tiles."""
-        if self.maker == OURS:
-            return not self.one_block
-        return not self.causal and not self.ragged
+        if self.maker == THEIRS:
+            return not self.causal and not self.ragged
+        return not self.one_block
 
     @property
     def claims(self) -> bool:
         """A CTA's further work tiles are those that no other has begun."""
-        return self.maker == OURS and not self.one_block
+        return self.maker != THEIRS and not self.one_block
 
     @property
     def packed(self) -> bool:
@@ -208,11 +217,11 @@ def _ours(variant: Variant) -> tuple:
 
 
 def _theirs(variant: Variant) -> tuple:
-    """flash-attn-4, in a separate process (flash_attn_4.py says why)."""
+    """A kernel of PACKAGES, in a separate process (flash_attn_4.py says why)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.pickle"
         what = json.dumps(asdict(variant))
-        module = "benchmarks.cycle_model.flash_attn_4"
+        module = f"benchmarks.cycle_model.{PACKAGES[variant.maker][1]}"
         command = [sys.executable, "-m", module, str(out), what, "--arch", variant.arch]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if result.returncode or not out.exists():
@@ -228,8 +237,9 @@ def _recorder(maker: str) -> list[Path]:
 
 def _key(variant: Variant) -> str:
     compiler = f"{importlib.metadata.version('nvidia-cutlass-dsl')} {toolkit.flavour()}"
-    if variant.maker == THEIRS:
-        version = importlib.metadata.version(THEIRS)
-        return cache.key(version, compiler, *_recorder("flash_attn_4.py"))
+    if variant.maker in PACKAGES:
+        distribution, module = PACKAGES[variant.maker]
+        version = importlib.metadata.version(distribution)
+        return cache.key(version, compiler, *_recorder(f"{module}.py"))
     files = kernel_sources(ROOT / "cute_fa4")
     return cache.key(compiler, *_recorder("our_kernel.py"), *files)

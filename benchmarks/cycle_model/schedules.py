@@ -16,14 +16,19 @@ from benchmarks.cycle_model.workloads import KEYS_A_TILE
 # flash-attn-4, tile_order.py, SingleTileLPTScheduler and VarlenDecoder: L2 taken for K and V.
 LPT_L2_BYTES = 50 * 1024 * 1024
 LONGEST_SECTION_OF_PACKED = 16
+# FROST, config_sm100.py and template_params of its adapter: the same, by head dims of Q and of V.
+FROST_L2_BYTES = {(192, 128): 80 << 20}
+FROST_L2_BYTES_OF_OTHERS = 60 << 20
 
 
 def work_tiles(variant, problem: Problem) -> list[int]:
     """Key tiles of every work tile of a launch; 0: a CTA that finds nothing to do."""
-    from benchmarks.cycle_model.kernels import OURS
+    from benchmarks.cycle_model.kernels import FROST, OURS
 
     if variant.maker == OURS:
         return ours_packed(variant, problem) if problem.lengths else ours(variant, problem)
+    if variant.maker == FROST:
+        return frost(variant, problem)
     return packed(variant, problem) if problem.lengths else dense(variant, problem)
 
 
@@ -74,6 +79,19 @@ def dense(variant, problem: Problem) -> list[int]:
     head_bytes = problem.seqlen * 2 * problem.head_dim * ELEMENT_BYTES
     fitting = LPT_L2_BYTES // head_bytes
     return _in_sections(tiles[::-1], heads, 1 << (fitting.bit_length() - 1) if fitting else 1)
+
+
+def frost(variant, problem: Problem) -> list[int]:
+    """FROST, lpt_l2_tile_coords under a causal mask: sections of as equal a number of key heads as possible."""
+    tiles, heads = _blocks(variant, problem, 0), problem.batch * problem.heads_q
+    if not problem.causal:
+        return tiles * heads
+    depths = problem.head_dim, problem.head_dim_v or problem.head_dim
+    fitting = FROST_L2_BYTES.get(depths, FROST_L2_BYTES_OF_OTHERS)
+    fitting //= problem.seqlen * problem.both_depths * ELEMENT_BYTES
+    of_keys = problem.batch * problem.heads_kv
+    sections = -(-of_keys // max(fitting, 1))
+    return _in_sections(tiles[::-1], heads, -(-of_keys // sections) * problem.group)
 
 
 def orders(variant, problem: Problem) -> dict[str, list[int]]:

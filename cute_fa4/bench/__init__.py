@@ -1,4 +1,4 @@
-"""python -m cute_fa4 bench: speed on a Blackwell GPU, compared with flash-attn-4, cuDNN and torch's FlashAttention.
+"""python -m cute_fa4 bench: speed on a Blackwell GPU, compared with flash-attn-4, FROST, cuDNN and torch.
 
 problems.py   problems: shapes, operations, bytes, random inputs
 backends.py   the packages to compare: one function each, which returns a launch

@@ -70,6 +70,22 @@ def flash_attn_4(problem: Problem, inputs: Inputs):
     return launch
 
 
+def frost(problem: Problem, inputs: Inputs):
+    """cuDNN's open kernels for prefill, by the adapter of cudnn-frontend: it also writes the LSE."""
+    if problem.is_decode or problem.page_size or problem.window is not None:
+        raise Unsupported("its adapter is called for prefill without pages and window only")
+    try:
+        package = import_module("cudnn.sdpa.fwd.api_dsl")
+    except ImportError as error:
+        raise Unsupported(f"not installed: {error}") from None
+    q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+    causal = problem.causal
+    call = partial(
+        package.sdpa_fwd_wrapper_dsl_sm100, q, k, v, is_causal=causal, causal_bottom_right=causal
+    )
+    return lambda: call()["o_tensor"].transpose(1, 2)
+
+
 def _sdpa(kind: str, problem: Problem, inputs: Inputs):
     """torch.nn.functional.scaled_dot_product_attention, restricted to one of its implementations."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -99,6 +115,7 @@ OURS = "cute_fa4"
 BACKENDS: dict[str, Backend] = {
     OURS: cute_fa4,
     "flash-attn-4": flash_attn_4,
+    "frost": frost,
     "cudnn": partial(_sdpa, "CUDNN_ATTENTION"),
     "torch-flash": partial(_sdpa, "FLASH_ATTENTION"),
 }

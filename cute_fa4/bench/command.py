@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--backends",
         nargs="+",
         metavar="NAME",
-        help="out of cute_fa4, flash-attn-4, cudnn, torch-flash; default: all",
+        help="out of cute_fa4, flash-attn-4, frost, cudnn, torch-flash; default: all",
     )
     parser.add_argument("--repeats", type=_positive, default=50, help="default: 50")
     parser.add_argument("--json", metavar="FILE", help="also write everything; default: no file")

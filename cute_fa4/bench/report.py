@@ -15,7 +15,14 @@ from cute_fa4.bench.run import Result
 from cute_fa4.compiler import toolkit
 
 SCHEMA = 1
-PACKAGES = ("cute-fa4", "torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
+PACKAGES = (
+    "cute-fa4",
+    "torch",
+    "nvidia-cutlass-dsl",
+    "flash-attn-4",
+    "nvidia-cudnn-frontend",
+    "triton",
+)
 
 
 def header(machine: dict) -> list[str]:

@@ -190,11 +190,52 @@ def test_flash_attn_4_is_called_as_its_signature_says(page_size, monkeypatch):
     assert ("page_table" in given) is bool(page_size)
 
 
-def test_without_flash_attn_4_the_table_says_so(monkeypatch):
+def test_frost_is_called_as_its_signature_says(monkeypatch):
+    package = pytest.importorskip(
+        "cudnn.sdpa.fwd.api_dsl", reason="nvidia-cudnn-frontend is not installed"
+    )
+    import inspect
+
+    from cute_fa4.bench.problems import make_inputs
+
+    name = "sdpa_fwd_wrapper_dsl_sm100"
+    signature = inspect.signature(getattr(package, name))
+    given = {}
+
+    def instead(*args, **kwargs):
+        given.update(signature.bind(*args, **kwargs).arguments)
+        return {"o_tensor": given["q_tensor"]}
+
+    monkeypatch.setattr(package, name, instead)
+    inputs = make_inputs(Problem(2, 20, 30, 4, 2, 64, causal=True), "cpu")
+    out = backends.frost(Problem(2, 20, 30, 4, 2, 64, causal=True), inputs)()
+    assert out.shape == (2, 20, 4, 64) and given["k_tensor"].shape == (2, 2, 30, 64)
+    assert given["is_causal"] and given["causal_bottom_right"]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [DECODE, Problem(1, 9, 9, 2, 2, 64, page_size=8), Problem(1, 9, 9, 2, 2, 64, window=3)],
+    ids=["decode", "pages", "window"],
+)
+def test_frost_is_called_for_prefill_only(problem):
+    [result] = run([problem], {"frost": backends.frost}, FakeMachine(), repeats=1)
+    assert result.status == "unsupported" and "for prefill without pages" in result.reason
+
+
+@pytest.mark.parametrize(
+    "module, backend, problem",
+    [
+        ("flash_attn.cute", backends.flash_attn_4, DECODE),
+        ("cudnn.sdpa.fwd.api_dsl", backends.frost, Problem(1, 9, 9, 2, 2, 64)),
+    ],
+    ids=["flash-attn-4", "FROST"],
+)
+def test_without_a_package_the_table_says_so(module, backend, problem, monkeypatch):
     import sys
 
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
-    [result] = run([DECODE], {"fa4": backends.flash_attn_4}, FakeMachine(), repeats=1)
+    monkeypatch.setitem(sys.modules, module, None)
+    [result] = run([problem], {"theirs": backend}, FakeMachine(), repeats=1)
     assert result.status == "unsupported" and "not installed" in result.reason
 
 

@@ -45,6 +45,23 @@ def attention(backward=False, head_dim=64, length=256):
             check(name, got, x.grad, 5e-3)
 
 
+def frost(causal, depths=(128, 128), rows=256, keys=384, heads=(2, 1)):
+    """cuDNN's open forward kernels, as its adapter chooses them -> (out, exact). The mask begins at the first key."""
+    from benchmarks.cycle_model.frost import forward
+
+    torch.manual_seed(0)
+    q, k = random(1, rows, heads[0], depths[0]), random(1, keys, heads[1], depths[0])
+    v = random(1, keys, heads[1], depths[1])
+    out, _ = forward(q, k, v, causal)
+    k, v = (x.double().repeat_interleave(heads[0] // heads[1], 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k) / depths[0] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).triu(1), -torch.inf)
+    exact = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+    check("out", out, exact, 3e-3)
+    return out, exact
+
+
 LATENT, ROPE = 512, 64
 
 

@@ -2,7 +2,7 @@
 
     git clone https://github.com/NVIDIA/cutlass && git -C cutlass checkout 7107b0553
     git clone https://github.com/flashinfer-ai/flashinfer && git -C flashinfer checkout fb28d7242
-    pip install flash-attn-4 quack-kernels
+    pip install flash-attn-4 quack-kernels nvidia-cudnn-frontend
     export DEEPGEMM=gemm.ptx FLASHMLA=decode.ptx FLASHINFER=flashinfer
     python -m tests.emulator.foreign_kernels cutlass --docs
 
@@ -41,8 +41,12 @@ FILES = (
     "DeepGEMM",
     "FlashMLA",
 )  # CUDA C++: PTX in a file that an environment variable of this name names
-PACKAGES = {"flash-attn-4": "flash_attn", "quack": "quack"}  # origin -> module
-DISTRIBUTIONS = {"flash-attn-4": "flash-attn-4", "quack": "quack-kernels"}
+PACKAGES = {"flash-attn-4": "flash_attn", "FROST": "cudnn", "quack": "quack"}  # origin -> module
+DISTRIBUTIONS = {
+    "flash-attn-4": "flash-attn-4",
+    "FROST": "nvidia-cudnn-frontend",
+    "quack": "quack-kernels",
+}
 _MARKS = (
     "<!-- foreign: written by python -m tests.emulator.foreign_kernels DIR --docs -->",
     "<!-- /foreign -->",
@@ -251,6 +255,7 @@ CASES = (
         "m.attention(backward=True, head_dim=256)",
         origin="flash-attn-4",
     ),
+    Case("forward, full, CTA pairs", "prefill_d128_f16.py", "m.frost(False)", origin="FROST"),
     Case("softmax", "softmax.py", "m.softmax()", origin="quack"),
     Case("RMSNorm", "rmsnorm.py", "m.rmsnorm()", origin="quack"),
     Case("cross entropy", "cross_entropy.py", "m.cross_entropy()", origin="quack"),

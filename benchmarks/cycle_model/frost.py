@@ -1,0 +1,111 @@
+"""FROST, the open forward kernels of cudnn-frontend, on the emulator: calls of them, and traces for the model.
+
+    python -m benchmarks.cycle_model.frost OUT.pickle '{"maker": "FROST", "causal": true}'
+
+Its adapter chooses the kernel as for a B200, and cute.compile compiles it for the emulator. The package's binder of C++
+accepts tensors of a GPU only, so its own binder of Python fills the arguments.
+
+Needs nvidia-cudnn-frontend 1.32 (the extra `compare` of this project), which loads without libcudnn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pickle
+from pathlib import Path
+
+import torch
+
+from benchmarks.cycle_model.our_kernel import torch_dtype
+from benchmarks.cycle_model.workloads import Workload, workloads_of
+from cute_fa4 import emulator
+from cute_fa4.emulator import ptx_files
+from cute_fa4.emulator.as_if_cuda import as_if_cuda
+from cute_fa4.emulator.host.host_binding import keeping_machine_code
+from cute_fa4.emulator.model import trace
+
+
+def forward(q, k, v, causal: bool = False, bottom_right: bool = False):
+    """(out, the compiled function) of one call, inside as_if_cuda().
+
+    q, k, v       (batch, rows or keys, heads, depth) of bf16 or fp16
+    bottom_right  the causal mask ends with the last key, where rows and keys differ in number
+    Raises what the package raises where it has no kernel, and errors of the emulator.
+    """
+    os.environ["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] = "1"
+    from cudnn.sdpa.fwd import prepared
+    from cudnn.sdpa.fwd.api_dsl import SdpaFwdDslSm100
+
+    out = torch.full((*q.shape[:-1], v.shape[-1]), float("nan"), dtype=q.dtype)
+    lse = torch.empty(q.shape[0], q.shape[2], q.shape[1])
+    heads_first = (x.transpose(1, 2) for x in (q, k, v, out))
+    tensors = dict(zip("qkvo", heads_first, strict=True), lse=lse)
+    scale = q.shape[-1] ** -0.5
+    plan = SdpaFwdDslSm100(
+        **{f"sample_{name}": x.cuda() for name, x in tensors.items()},
+        is_causal=causal, causal_bottom_right=bottom_right, scale_softmax=scale,
+    )  # fmt: skip
+    plan.check_support()
+    plan.compile()
+    facts = {name: _facts(prepared.BufferFacts, x) for name, x in tensors.items()}
+    spec = plan._dense_spec
+    arguments = prepared.bind_dense(spec, facts, 0, 0)
+    arguments[spec.index["scale_softmax_log2"]] = scale * math.log2(math.e)
+    with ptx_files.reachable(q, k, v, out, lse):
+        plan._compiled_kernel(*arguments)
+    return out, plan._compiled_kernel
+
+
+def _facts(kind, x: torch.Tensor):
+    """The description that the package makes of a tensor on its GPU."""
+    span = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    dtype = str(x.dtype).removeprefix("torch.")
+    return kind(x.data_ptr(), dtype, (2, 0), span, tuple(x.shape), tuple(x.stride()))
+
+
+def launch(work: Workload):
+    """Call the kernel with data of a workload's size; its first clusters take as many tiles as the workload says."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tensor(rows: int, heads: int, depth: int):
+        found = torch.randn(1, rows, heads, depth, generator=generator)
+        return ptx_files.aligned(found.to(torch_dtype(work.dtype)))
+
+    group = work.heads_q // work.heads_kv
+    heads = (group, 1) if group > work.work_tiles else (work.heads_q, work.heads_kv)
+    q = tensor(work.seqlen_q, heads[0], work.head_dim)
+    k, v = (
+        tensor(work.seqlen_k, heads[1], depth)
+        for depth in (work.head_dim, work.head_dim_v or work.head_dim)
+    )
+    with emulator.use(checks=None, claims=work.work_tiles - 1):
+        return forward(q, k, v, work.causal, bottom_right=work.causal)[1]
+
+
+def main() -> None:
+    from benchmarks.cycle_model.kernels import Variant
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("variant", help="fields of kernels.Variant as JSON")
+    parser.add_argument("--arch", default="sm_100a")
+    args = parser.parse_args()
+    variant = Variant(**json.loads(args.variant))
+    kernels = []
+    with trace.installed(), as_if_cuda(arch=args.arch), keeping_machine_code() as machine_code:
+        traces = {
+            work: trace.record(lambda work=work: kernels.append(launch(work)))
+            for work in workloads_of(variant)
+        }
+    texts = {kernel.__ptx__ for kernel in kernels}
+    if len(texts) != 1:
+        raise RuntimeError(f"{variant}: the workloads run {len(texts)} kernels, not one")
+    [ptx] = texts
+    args.out.write_bytes(pickle.dumps((ptx, machine_code[ptx], traces)))
+
+
+if __name__ == "__main__":
+    main()

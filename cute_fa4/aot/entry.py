@@ -80,8 +80,8 @@ def _of_config(values: dict) -> list:
     values |= of_small_blocks(values)
     family, invariant = values.pop("family", None), values.pop("batch_invariant", None)
     asked = {**policy.of_schedules(invariant), **values}
-    families = [family] if family else _families_of(values, asked, invariant)
-    configs = [choose_config(**{**asked, "family": name}) for name in families]
+    found = [{"family": family}] if family else _kernels_of(values, asked, invariant)
+    configs = [choose_config(**{**asked, **choices}) for choices in found]
     if family is None:  # calls choose CTA pairs where they run, otherwise single CTAs
         configs = list(dict.fromkeys(_or_alone(config, asked) for config in configs))
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
@@ -97,22 +97,29 @@ def _or_alone(config: FA4Config, asked: dict) -> FA4Config:
     return config
 
 
-def _families_of(values: dict, asked: dict, invariant: bool | None) -> list[str | None]:
-    """The families that calls of such a problem choose, of those whose schedules have the given schedule fields.
+def _kernels_of(values: dict, asked: dict, invariant: bool | None) -> list[dict]:
+    """The family, and whether a CTA has one query tile, of the kernels that calls of such a problem choose.
 
-    Small tiles are included only if their rows are given. None: as choose_config chooses. asked: values, and the
-    settings of the environment; invariant: the calls' batch_invariant
+    Of those whose schedules have the given schedule fields. Small tiles are included only if their rows are given.
+    Family None: as choose_config chooses. asked: values, and the settings of the environment; invariant: the calls'
+    batch_invariant
     """
     if values.get("latent"):
-        return [None]
+        return [{"family": None}]
     said = policy.of_kernels(invariant=invariant) | {
         "pack_gqa": values.get("pack_gqa", False),
         "swaps": False,
     }
     call = Call.of_choices(asked, **said)
-    found = dict.fromkeys(kernel.family for kernel in kernels_of(call))
-    choices = set(values) & SCHEDULE_CHOICES
-    return [f for f in found if choices <= {field.name for field in fields(FAMILIES[f])}] or [None]
+    found = dict.fromkeys((kernel.family, kernel.one_query_tile) for kernel in kernels_of(call))
+    given = set(values) & SCHEDULE_CHOICES
+    kernels = [
+        {"family": family, **({"one_query_tile": True} if one else {})}
+        for family, one in found
+        if given <= {field.name for field in fields(FAMILIES[family])}
+        and not (one and "one_query_tile" in given)
+    ]
+    return kernels or [{"family": None}]
 
 
 def _of_append(values: dict) -> list:

@@ -151,6 +151,9 @@ CONFIG = {
     ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "own_parts": Field("switch", "a CTA merges all parts of its rows' keys; default: off"),
+    "one_query_tile": Field(
+        "switch", "a CTA has one query tile, with the bits of two; default: off"
+    ),
     "maximum": Field(
         "text", "of a row: exact or lagged; default: as the problem allows (CUTE_FA4_MAXIMUM)"
     ),

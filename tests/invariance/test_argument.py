@@ -259,8 +259,8 @@ def takes_splits(name: str) -> bool:
 
 @pytest.mark.parametrize("rule", ["of_kernels", "of_schedules", "batch_invariant"])
 def test_a_rule_that_ignores_the_argument_is_seen(rule, planned, monkeypatch):
-    """Planted: a rule of policy.py that reads the variable alone."""
-    said, given = getattr(policy, rule), dense(1, "bf16")
+    """Planted: a rule of policy.py that reads the variable alone. Kernels of few queries refuse another schedule."""
+    said, given = getattr(policy, rule), dense(300 if rule == "of_schedules" else 1, "bf16")
     monkeypatch.setattr(policy, rule, lambda *ignored, **also: said())
     with pytest.raises(AssertionError):
         check_law(planned, lambda **options: cute_fa4.flash_attn_func(**given, **options))

@@ -17,9 +17,8 @@ from tests.suite import turns
 SEQLEN = 300
 WHOLE = Piece(0, SEQLEN)
 ROW = Piece(299, 300)  # alone: the last query sees all keys
-FEW = Piece(
-    290, 300, "packed", company=((), ((3, 40),))
-)  # rows for one of the two query tiles of a CTA
+LONGER = ((), ((150, 200),))  # a neighbour for which CTAs have two query tiles
+FEW = Piece(290, 300, "packed", company=LONGER)  # rows for one of them
 
 
 def chooses(monkeypatch, name):
@@ -70,7 +69,7 @@ EIGHT_BITS = Story.draw(Kind(128, heads=(1, 1), dtype=torch.float8_e4m3fn), 100)
 # defect, story, two ways to compute the rows of the second, options of both
 DEFECTS = (
     (by_length, PLAIN, WHOLE, ROW, {}),
-    (by_other_rows, JUMPS, WHOLE, Piece(298, 300), {}),
+    (by_other_rows, JUMPS, WHOLE, Piece(298, 300, "packed", company=LONGER), {}),
     (by_rows_of_a_tile, PLAIN, WHOLE, FEW, {}),
     (by_what_is_returned, EIGHT_BITS, Piece(0, 100), Piece(90, 100, lse=False), {}),
     # Queries 256 to 511 see four key tiles together, query 300 three: three parts end elsewhere.

@@ -13,8 +13,8 @@ from cute_fa4.sm100.choose.launches import every_launch
 from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 from tests.sm100.choose.test_reach import DEQUANTIZING, problems
 
-# Choices of a schedule that change no bit: where tiles and warps run.
-SCHEDULING = {"claims", "dependent_launch", "warps", "own_parts"}
+# Choices of a schedule that change no bit: where tiles and warps run, and when. row_sum says what an order computes.
+SCHEDULING = {"claims", "dependent_launch", "warps", "own_parts", "one_query_tile", "order"}
 # Fields of a problem that say where its tensors are.
 STORAGE = {"q_layout", "kv_layout", "page_size", "seqused_k"}
 

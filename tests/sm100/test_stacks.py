@@ -39,6 +39,7 @@ FUNCTIONS = CAP | dict(sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
 SHARED = dict(kv_layout="paged", page_size=16, seqused_k=True, group=4, pack_gqa=True)
 OWN_PARTS = dict(maximum="exact", lone_tiles=False, own_parts=True)
+ONE_QUERY_TILE = dict(maximum="exact", lone_tiles=False, one_query_tile=True)
 IN_PAGES = STORED_IN_PAGES | dict(head_dim=512)  # rows of 584 bytes
 LATENT = dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, latent=True, pack_gqa=True)
 
@@ -126,6 +127,8 @@ CASES = {
     "wide heads in pairs, gathered": ("mhawidepair", BF16 | dict(head_dim=512, head_dim_v=256) | queries(3), False),
     "two query tiles, own parts": ("mha2q", BF16 | D128 | OWN_PARTS, False),
     "two query tiles, own parts, pages": ("mha2q", BF16 | D128 | OWN_PARTS | queries(16), False),
+    "one query tile with the bits of two, pages": ("mha2q", BF16 | D128 | ONE_QUERY_TILE | queries(16), False),
+    "one query tile with the bits of two, gathered": ("mha2q", BF16 | D128 | ONE_QUERY_TILE | queries(3), False),
     "two query tiles of 192 columns, own parts": ("mha2q", BF16 | OF_192 | OWN_PARTS, False),
     "latent rows": ("mla_decode", latent(64, 64, rows=64), False),
     "latent rows by index": ("mla_decode", latent(64, 1, rows=64), False),

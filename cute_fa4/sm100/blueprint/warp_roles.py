@@ -122,3 +122,17 @@ class WarpRoles:
             if warp in getattr(self, name):
                 return f"softmax {warp // WARPS_PER_GROUP}" if name == "softmax" else name
         raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.idle.stop - 1}")
+
+
+# For one query tile: one softmax warpgroup, then the same roles. 384 threads begin with 168 registers each.
+ONE_SOFTMAX_GROUP = WarpRoles(
+    softmax=range(0, 4),
+    correction=range(4, 8),
+    mma=range(8, 9),
+    load=range(9, 10),
+    scales=range(10, 11),
+    idle=range(11, 12),
+    softmax_registers=240,
+    correction_registers=160,
+    other_registers=104,
+)

@@ -27,7 +27,7 @@
           k_rope keep 16 bits by q_quantize alone
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel; and every call under
-          CUTE_FA4_BATCH_INVARIANT=on
+          CUTE_FA4_BATCH_INVARIANT=on, which with up to 128 rows has one query tile a CTA, and the bits of two
     ****  a rule of lengths, as known from metadata (choose/pays.py)
     ***** with scales of keys any number, in tiles of 64
     ****** rows of 656 bytes, and of 576 where q stays so (q_quantize), up to 32; with scales of keys any number
@@ -110,8 +110,8 @@ class Call:
     q_block     queries of a block of block_sparse_tensors; 0: there are none
     stays       16-bit q over 8-bit k is not quantized, however many rows there are (calls/queries.py)
     `swaps`, `dequantizes`, `pairs`  settings from the environment (compiler/policy.py)
-    invariant   likewise: the bits of a row depend on that row alone (docs/invariance.md). No length chooses the kernel,
-                and CTAs do not share MMAs
+    invariant   likewise: the bits of a row depend on that row alone (docs/invariance.md). Lengths choose only between
+                kernels with the same bits, and CTAs do not share MMAs
     """
 
     qkv_dtype: str
@@ -317,19 +317,24 @@ class Kernel(NamedTuple):
     family    a folder of sm100
     pack_gqa  the heads of a group share a tile
     rows      of a tile of few rows; None: the family has one size
+    one_query_tile  a CTA of mha2q has one query tile (two_tiles/one_query_tile.py)
     """
 
     family: str
     pack_gqa: bool
     rows: int | None = None
+    one_query_tile: bool = False
 
     @property
     def choices(self) -> dict:
         """The arguments of choose_config."""
-        found = self._asdict()
-        if self.rows is None:
-            del found["rows"]
-        return found
+        defaults = self._field_defaults
+        return {k: v for k, v in self._asdict().items() if k not in defaults or v != defaults[k]}
+
+    @classmethod
+    def of(cls, rule: "Rule", call: Call) -> "Kernel":
+        one = rule.schedule is TwoTiles and call.invariant and not (call.fills_tile or call.q_block)
+        return cls(rule.schedule.family, *call.tile, one_query_tile=one)
 
 
 class Rule(NamedTuple):
@@ -392,8 +397,8 @@ class Choice(NamedTuple):
 def which_kernel(call: Call, lengths: pays.Lengths | None = None) -> Kernel:
     """The kernel of a call. FA4Config.refusals of its configuration says whether it runs the problem.
 
-    >>> which_kernel(Call("bf16", 128, 128, group=8)), which_kernel(Call("bf16", 128, 128, seqlen_q=100))
-    (Kernel(family='mhaswap', pack_gqa=True, rows=8), Kernel(family='mha1q', pack_gqa=False, rows=None))
+    >>> which_kernel(Call("bf16", 128, 128, group=8))[:3], which_kernel(Call("bf16", 128, 128, seqlen_q=100))[:3]
+    (('mhaswap', True, 8), ('mha1q', False, None))
     >>> [which_kernel(Call("bf16", 256, 256, group=8, seqlen_q=n)).family for n in (1, 17)]
     ['mhawide', 'mhawidepair']
     """
@@ -412,7 +417,7 @@ def choice(call: Call) -> Choice:
         call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantized before
     holding = [rule for rule in RULES if rule.holds(call)]
     kernel = next(rule for rule in holding if not rule.of_lengths)
-    chosen = [Kernel(rule.schedule.family, *call.tile) for rule in (kernel, holding[0])]
+    chosen = [Kernel.of(rule, call) for rule in (kernel, holding[0])]
     if not holding[0].of_lengths:
         return Choice(chosen[0], None, None, call.heads)
     return Choice(*chosen, call.asks_of_pairs, call.heads)

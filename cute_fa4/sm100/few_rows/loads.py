@@ -90,7 +90,7 @@ class EarlyOrder(GuessingOrder):
     def further_arguments(self, started):
         return (started,)
 
-    def nothing_started(self):
+    def after_tile(self, entries):
         return Boolean(False)
 
 

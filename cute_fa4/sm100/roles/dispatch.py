@@ -34,7 +34,7 @@ def run(
     if warp < warps.softmax.stop:
         cute.arch.setmaxregister_increase(warps.softmax_registers)
         i = warp // 4
-        s_address = own_lanes(cta.tmem_address, warp) + i * (cfg.tmem.s[1] - cfg.tmem.s[0])
+        s_address = own_lanes(cta.tmem_address, warp) + i * (cfg.tmem.s[-1] - cfg.tmem.s[0])
         events = cta.events.seen_by("softmax")
         softmax.run(cfg, order, args, cta.smem, s_address, events, cta.queue, i)
     elif warp < warps.correction.stop:

@@ -87,6 +87,7 @@ def run(
     work = queue.publish(number, work)
     if cutlass.const_expr(not order.starts_early):
         entries = order.first_entries(cfg, args, work, guessed)
+        started = order.after_tile(entries)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count
         following = work
@@ -102,7 +103,7 @@ def run(
                 at = loader_of(order)(
                     cfg, order, warp, tile, at, q_phase, *order.further_arguments(started)
                 )
-            entries, started = ahead, order.nothing_started()
+            entries, started = ahead, order.after_tile(entries)
             if asks:
                 search, following, number = queue.take_next(cfg, args, search, number, asked)
         if count > 0:

@@ -175,13 +175,13 @@ class Loads:
 
     def start(self, cfg, args, smem, kv, work, entries, at):
         """Copy early -> (the next slot, the copies made); where starts_early."""
-        return at, self.nothing_started()
+        return at, None
 
-    def nothing_started(self):
-        """The result of start for every later key tile."""
+    def after_tile(self, entries):
+        """What load_tile gets for the next key tile in place of the copies of start. entries: of this key tile."""
 
     def further_arguments(self, started) -> tuple:
-        """Further arguments of load_tile. started: of start, or of nothing_started."""
+        """Further arguments of load_tile. started: of start, or of after_tile."""
         return ()
 
     def q_tile_of_turn(self, turn):

@@ -199,6 +199,10 @@ class KVConsumerPipeline(Ring):
         """From K (or V) of a tile to K (or V) of the next tile, for a reader that alternates between both."""
         return KVPosition(at.slot.next(self.slots).next(self.slots), at.held_v)
 
+    def step(self, at: KVPosition) -> KVPosition:
+        """The next position, for a reader that takes K and V in the order in which they are loaded."""
+        return KVPosition(at.slot.next(self.slots), at.held_v)
+
     def wait(self, slot: Slot):
         """Wait for a slot of a ring in which every tile has one barrier."""
         cute.arch.mbarrier_wait(self.full + slot.index, slot.phase)

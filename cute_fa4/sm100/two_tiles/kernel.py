@@ -16,6 +16,7 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
 Where query lengths differ, work tiles with rows in only one query tile take another path: single_tile/hooks.py.
 Where a mask shows the query tiles different key tiles, each skips those that only the other one sees: uneven/hooks.py.
 Where a CTA takes the parts of its rows' keys one after the other, it merges them itself: own_parts/hooks.py.
+A CTA may have one query tile, with the arithmetic of two: one_query_tile.py.
 
 Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
 roles/softmax.py, key_tile.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles,
@@ -30,6 +31,7 @@ from ..kernel import CTA, SM100Kernel
 from ..roles import dispatch
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.kernel_args import KernelArgs, Smem, floats
+from . import one_query_tile
 from .own_parts import hooks as own_parts
 from .p_beside_s import PBesideSCode
 from .p_crossed import PCrossedCode
@@ -48,6 +50,8 @@ WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 def codes_of(cfg) -> dict:
     """Orders of the products by name, for the work tiles that a configuration has."""
+    if cfg.schedule.one_query_tile:
+        return one_query_tile.codes_of(cfg)
     if cfg.own_parts:
         return own_parts.CODE
     if cfg.uneven:

@@ -22,6 +22,7 @@ from ..blueprint.problem import Problem
 from ..blueprint.reach import Extra
 from ..blueprint.row_schedule import RowSchedule, emulated_pairs
 from ..blueprint.tiles import Tiles
+from ..blueprint.warp_roles import ONE_SOFTMAX_GROUP, WarpRoles
 from . import barriers
 from .orders import (
     ORDERS,
@@ -57,6 +58,7 @@ class TwoTiles(RowSchedule):
                    (single_tile/hooks.py); None: on where the query lengths, and so the rows per work tile, vary
     own_parts      a CTA takes the parts of its rows' keys one after the other, and merges them as the merge kernel of
                    split keys would (own_parts/hooks.py)
+    one_query_tile a CTA has one query tile, whose rows have the bits of a CTA with two (one_query_tile.py)
     maximum        the maximum subtracted in the exponentials of a row: its "exact" running maximum, or a "lagged" one,
                    from earlier key tiles (steps/lagged.py); None: as lag_pays decides for the problem
     first_reference  where a lagged maximum begins: with that of a "quarter" of the first key tile's scores, or of the
@@ -76,6 +78,7 @@ class TwoTiles(RowSchedule):
     order: str | None = None
     lone_tiles: bool | None = None
     own_parts: bool = False
+    one_query_tile: bool = False
     maximum: str | None = None
     exponential: str | None = None
     first_reference: str | None = None
@@ -100,9 +103,9 @@ class TwoTiles(RowSchedule):
             schedule = replace(schedule, lone_tiles=False)
         open_order = schedule.order is None
         if open_order and not (self.contradictions(problem) + problem.contradictions()):
-            schedule = replace(
-                schedule, order=best_order(self.family, self.tiles(problem), schedule.lone_tiles)
-            )
+            of_two = replace(self, one_query_tile=False).tiles(problem)
+            order = best_order(self.family, of_two, schedule.lone_tiles)
+            schedule = replace(schedule, order=order)
         if schedule.lone_tiles is None:
             takes_them = schedule.order in ORDERS_OF_LONE_TILES
             schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
@@ -146,6 +149,13 @@ class TwoTiles(RowSchedule):
             return self._may_add_up(problem)
         return self.order != CROSSED or problem.is_quantized
 
+    def tiles(self, problem: Problem) -> Tiles:
+        return Tiles.cut(problem, num_q=1 if self.one_query_tile else self.query_tiles)
+
+    def warps_of(self, problem: Problem) -> WarpRoles:
+        schedule = replace(self, warps=ONE_SOFTMAX_GROUP) if self.one_query_tile else self
+        return super(TwoTiles, schedule).warps_of(problem)
+
     def budget(self, problem: Problem) -> str | None:
         """With own_parts correction needs more registers than other roles have to spare."""
         said = super().budget(problem)
@@ -167,7 +177,7 @@ class TwoTiles(RowSchedule):
         return bool(scaled) and not problem.mask.has_lower_bound
 
     def tmem(self, problem: Problem) -> TmemMap:
-        return self._order.tmem(self.tiles(problem))
+        return self.columns_and_barriers.tmem(self.tiles(problem))
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
@@ -178,7 +188,8 @@ class TwoTiles(RowSchedule):
     def uneven(self, problem: Problem) -> bool:
         mask = problem.mask
         bounded = mask.is_band and (mask.has_upper_bound or mask.has_lower_bound)
-        taken = not (problem.split_keys or self.own_parts) and self.order in ORDERS_OF_UNEVEN_TILES
+        apart = problem.split_keys or self.own_parts or self.one_query_tile
+        taken = not apart and self.order in ORDERS_OF_UNEVEN_TILES
         # Both softmax warpgroups release the scales of every key tile (roles/token_scales.py).
         return bounded and taken and not problem.token_scales
 
@@ -195,8 +206,8 @@ class TwoTiles(RowSchedule):
         return self.maximum == "lagged"
 
     @property
-    def _order(self) -> POverS | PBesideS:
-        return ORDERS[self.order]
+    def columns_and_barriers(self) -> POverS | PBesideS:
+        return PBesideS() if self.one_query_tile else ORDERS[self.order]
 
     def contradictions(self, problem: Problem) -> list[str]:
         why = super().contradictions(problem)
@@ -268,17 +279,33 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"maximum='lagged' with qkv_dtype={problem.qkv_dtype!r}: P may be 2^64, which bf16 holds: use 'exact'"
             )
-        return why + self._own_parts_contradictions(problem)
+        return (
+            why
+            + self._own_parts_contradictions(problem)
+            + self._one_query_tile_contradictions(problem)
+        )
+
+    def _exact_alone(self, name: str, of_problem: dict, **choices) -> list[str]:
+        """What a switch for exact maxima alone excludes. choices: further choices, each with its only value."""
+        choices |= {"maximum": "exact", "lone_tiles": False}
+        said = {choice: getattr(self, choice) for choice in choices}
+        why = [
+            f"{name}=True with {choice}={said[choice]!r} is not supported: use {value!r}"
+            for choice, value in choices.items()
+            if said[choice] not in (None, value)
+        ]
+        why += [
+            f"{name}=True with {field}={value!r} is not supported: use {name}=False"
+            for field, value in of_problem.items()
+            if value
+        ]
+        if type(self) is not TwoTiles:
+            why.append(f"{name}=True with schedule={type(self).__name__}(): use TwoTiles()")
+        return why
 
     def _own_parts_contradictions(self, problem: Problem) -> list[str]:
-        """What does not go with own_parts."""
         if not self.own_parts:
             return []
-        why = [
-            f"own_parts=True with {name}={getattr(self, name)!r} is not supported: use {value!r}"
-            for name, value in (("maximum", "exact"), ("lone_tiles", False))
-            if getattr(self, name) not in (None, value)
-        ]
         of_problem = {
             "split_keys": problem.split_keys,
             "q_block": problem.q_block,
@@ -287,14 +314,18 @@ class TwoTiles(RowSchedule):
             "page_size": self.tiles(problem).gathers_rows and problem.page_size,
             "sink": problem.sink and problem.mask.has_lower_bound and problem.mask,
         }
-        why += [
-            f"own_parts=True with {name}={value!r} is not supported: use own_parts=False"
-            for name, value in of_problem.items()
-            if value
-        ]
-        if type(self) is not TwoTiles:
-            why.append(f"own_parts=True with schedule={type(self).__name__}(): use TwoTiles()")
-        return why
+        return self._exact_alone("own_parts", of_problem, one_query_tile=False)
+
+    def _one_query_tile_contradictions(self, problem: Problem) -> list[str]:
+        """Its bits are those of two query tiles, which have to have the order, too."""
+        if not self.one_query_tile:
+            return []
+        of_two = replace(self, one_query_tile=False).tiles(problem)
+        runs = self.order != SUMMED and (
+            self.order not in ORDERS or ORDERS[self.order].tmem(of_two).fits
+        )
+        of_problem = {"order": not runs and self.order, "q_block": problem.q_block}
+        return self._exact_alone("one_query_tile", of_problem)
 
 
 def may_lag(problem: Problem) -> bool:
@@ -329,7 +360,7 @@ def keeps_references(problem: Problem) -> bool:
 def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
-    order = ORDERS[schedule.order]
+    order = schedule.columns_and_barriers
     says = order.barriers(warps), "softmax" if schedule.lags else None
     ones = ones_bytes(tiles) if order.tmem(tiles).sums else 0
     empty = barriers.table(tiles, warps, 0, *says)

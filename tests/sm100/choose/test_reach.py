@@ -29,6 +29,7 @@ VALUES = {
     "row_sum": ROW_SUMS,
     "lone_tiles": (False, True),
     "own_parts": (False, True),
+    "one_query_tile": (False, True),
     "claims": (False, True),
     "dependent_launch": (False, True),
     "rows": ROWS,

@@ -59,7 +59,10 @@ def always(cfg, args, smem, kv, work, entries, at):
 
 DEFECTS = {
     "K is started where there are no keys": ("start", staticmethod(always)),
-    "every K is taken for one that was started": ("nothing_started", lambda self: Boolean(True)),
+    "every K is taken for one that was started": (
+        "after_tile",
+        lambda self, entries: Boolean(True),
+    ),
     "no K is taken for one that was started": (
         "further_arguments",
         lambda self, started: (Boolean(False),),

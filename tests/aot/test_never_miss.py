@@ -210,9 +210,8 @@ def a_call(draw, model: dict, options: dict) -> None:
         given = dict(cu_seqlens_q=ends, max_seqlen_q=queries) if packed else {}
         if of_4:
             given |= {f"{x}_block_scale": numbers(*pages, depth // 16, dtype=E4M3) for x in "kv"}
-            given |= {
-                x: options[x] for x in ("v_block_scale_layout", "four_over_six") if x in options
-            }
+            of_scales = "v_block_scale_layout", "four_over_six"
+            given |= {name: options[name] for name in of_scales if name in options}
         if new:
             of_new = wide if of_4 else draw.choice((cache, wide))
             given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}
@@ -301,14 +300,8 @@ def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
     """Nor its backward pass: kernels that convert lists are exported with those that read them."""
     fields, layouts, options = OF_LISTS[name]
     of_config = dict(head_dim=64, qkv_dtype="bf16", **fields, **layouts)
-    backward = dict(
-        head_dim=64,
-        dtype="bf16",
-        listed=True,
-        packed=bool(layouts),
-        dlse=True,
-        used="seqused_q" in layouts,
-    )
+    backward = dict(head_dim=64, dtype="bf16", listed=True, packed=bool(layouts), dlse=True)
+    backward |= dict(used="seqused_q" in layouts)
     listed = entry.configs_of("config", of_config, name)
     for config in listed:
         backward |= dict(score_mod=config.score_mod, mask_mod=config.mask_mod, aux=config.aux)

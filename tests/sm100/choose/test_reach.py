@@ -13,6 +13,7 @@ from functools import cache
 from itertools import product
 
 from cute_fa4 import masks
+from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, choose_config
 from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.choose.launches import every_launch
@@ -108,14 +109,15 @@ def problems():
 def configs():
     """All kernels that calls of every problem get."""
     for problem in problems():
-        for pairs, stays in product((None, True), (False, True)):
-            call = Call.of_choices(problem, pairs=pairs, stays=stays)
+        for pairs, stays, invariant in product((None, True), (False, True), (False, True)):
+            call = Call.of_choices(problem, pairs=pairs, stays=stays, invariant=invariant)
+            policies = (policy.of_schedules(True),) if invariant else POLICIES
             for kernel in kernels_of(call, lengths_differ=True):
                 of = problem | kernel.choices
                 if of.get("kv_dtype") and not kernel.family.startswith(DEQUANTIZING):
                     of |= dict(qkv_dtype=of["kv_dtype"], kv_dtype=None, o_dtype="bf16")
-                for policy, write_lse in product(POLICIES, (False, True)):
-                    config = choose_config(**of, **policy, write_lse=write_lse)
+                for asked, write_lse in product(policies, (False, True)):
+                    config = choose_config(**of, **asked, write_lse=write_lse)
                     if not config.refusals():
                         yield config
 

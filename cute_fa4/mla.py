@@ -49,6 +49,7 @@ from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
+from cute_fa4.calls.request import Choices
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
@@ -217,10 +218,8 @@ def _over_pages(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
     if _is_quantised(q, given):
         with names():
             q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
-    choices = (
-        None, given["num_splits"], given["tokens_per_split"], given["batch_invariant"], None, None, None, None, "NHD",
-        False, True, False, True,
-    )  # fmt: skip
+    splits = (given[name] for name in ("num_splits", "tokens_per_split", "batch_invariant"))
+    choices = tuple(Choices(None, *splits, return_lse=True, latent=True))
     numbers = given["softmax_scale"], given["causal"], 0.0, None, None
     asked = (None, None), numbers, choices
     scales = scales_of(descale_q, given["descale_k"], k_cache, q.shape[0])

@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_fa4.calls import recognition
 from cute_fa4.calls.recognition import recognition_of
+from cute_fa4.calls.request import Choices
 from cute_fa4.operands import NAMES, ROPE, SCALES, CallTensors
 from cute_fa4.operands import NEW as NEW_ROWS
 from tests.serving.batches import int32
@@ -52,7 +53,7 @@ def call(
 def asked(
     window=None, scale=None, causal=False, softcap=0.0, most=None, splits=1, return_lse=False
 ):
-    choices = (None, splits, None, None, None, None, None, "NHD", False, return_lse)
+    choices = tuple(Choices(num_splits=splits, return_lse=return_lse))
     return window, (scale, causal, softcap, most, None), choices
 
 

@@ -50,6 +50,7 @@ def even_keys(batch, head, q_index, kv_index, aux_tensors):
     return kv_index % 2 == 0
 
 
+NVFP4 = {"kv_dtype": "e2m1", "descales": "kv", "page_size": 16}
 VARIANTS = {
     # depths, dtypes, masks
     "full": {},
@@ -99,6 +100,7 @@ VARIANTS = {
     "one tile": {"schedule": OneTile(), **CAUSAL},
     "one tile decode": {**DECODE, "schedule": OneTile(), "page_size": 16, **CAUSAL},
     "own parts": {"maximum": "exact", "lone_tiles": False, "own_parts": True, **CAUSAL},
+    "one query tile": {"maximum": "exact", "lone_tiles": False, "one_query_tile": True, **CAUSAL},
     "one tile decode split": {
         **DECODE,
         "schedule": OneTile(),
@@ -159,14 +161,8 @@ VARIANTS = {
         "rows": 8,
         **CAUSAL,
     },
-    "bf16 over e2m1": {
-        **DECODE,
-        "kv_dtype": "e2m1",
-        "descales": "kv",
-        "page_size": 16,
-        "rows": 8,
-        **CAUSAL,
-    },
+    "bf16 over e2m1": {**DECODE, **NVFP4, "rows": 8, **CAUSAL},
+    "e2m1 d256": {**PAGES, **NVFP4, "head_dim": 256, "v_block_scale_layout": "interleaved4"},
     "latent": {**LATENT, "group": 16, "family": "mla_decode"},
     "latent pair": {**LATENT, "group": 128, "family": "mla_pair"},
     "latent of 512 columns": {**LATENT, "group": 16, "head_dim": 512, "family": "mla_decode"},
@@ -304,6 +300,14 @@ APPEND_VARIANTS = {
     "append B300, rows of a cache": {"cache_batch_idx": True, "arch": "sm_103a"},
     "append to e4m3 with scales": {"dtype": "e4m3", "new_dtype": "bf16", "descales": "KV"},
     "append to e2m1": {"dtype": "e2m1", "new_dtype": "bf16", "descales": "kv", "page_size": 16},
+    "append to e2m1, interleaved": {
+        "dtype": "e2m1",
+        "new_dtype": "bf16",
+        "descales": "kv",
+        "page_size": 16,
+        "v_block_scale_layout": "interleaved4",
+        "four_over_six": True,
+    },  # fmt: skip
 }
 COMBINE_VARIANTS = {
     "combine": {},

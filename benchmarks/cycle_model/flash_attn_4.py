@@ -191,7 +191,9 @@ def launch(captured: Capture, work: Workload):
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
     if isinstance(work, ListedWorkload):  # as full blocks: none is partial
         each = 1, work.heads_q, 1
-        full = tuple(x.expand(*each, *x.shape[3:]).contiguous() for x in all_blocks(work))
+        full = tuple(
+            x.expand(*each, *x.shape[3:]).contiguous() for x in all_blocks(work, sorts=False)
+        )
         none = tuple(torch.zeros_like(x) for x in full)
         optional["block_sparse"] = (*none, *full, *[None] * 4)
     out = torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16)

@@ -87,6 +87,10 @@ CONSTANTS = {
     "cluster_merge_4_us": Constant(0.26, "us"),
     "cluster_merge_8_us": Constant(0.24, "us"),
     "cold_memory": Constant(0.53125, "fraction of bytes / hbm_tbs"),
+    "reduce_rate": Constant(17.8, "bytes/cycle/SM"),
+    "contention": Constant(
+        0.0, "fraction of the time of warps and bulk stores in shared memory that MMAs wait for"
+    ),
     "second_run_speed": Constant(0.8081249999999999, "factor on clock"),
 }
 # If the two speeds of a class differ by less than this, neither kernel is refuted.

@@ -44,7 +44,7 @@ def default_of(name: str, row: Row):
 
 
 def test_no_default_that_is_not_the_simplest_is_within_the_error_of_the_model():
-    """Where choices differ by less than the error recorded with them, the simplest is the default (decision 0053)."""
+    """Where choices differ by less than the error recorded with them, the simplest is the default (decision 0051)."""
     within = set()
     for name, choice in CHOICES.items():
         if not choice.candidates:

@@ -49,7 +49,7 @@ class Choice:
     accepts     says what is wrong with a value; None: nothing
     candidates  what `tune` compares; empty: a number of a rule, which is not compared alone
     simplest    the candidate that needs the least: no second CTA, no other order, nothing on further units. It is the
-                default where no other is faster by more than the model's error (docs/decisions/0053)
+                default where no other is faster by more than the model's error (docs/decisions/0051)
     """
 
     about: str

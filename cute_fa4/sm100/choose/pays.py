@@ -13,7 +13,7 @@
     the same, B300     |alone -----------------|pairs ------------------------------->
 
 The picture is of a least gain of 2 %. The package's table asks for more, the error of the model on pairs, which is
-larger than what pairs save anywhere: all calls run on CTAs alone until a chip has been measured (docs/decisions/0053).
+larger than what pairs save anywhere: all calls run on CTAs alone until a chip has been measured (docs/decisions/0051).
 
 For packed sequences, metadata gives the mean and the longest length, not the distribution. Most rows lie in long
 sequences: with lengths of 46 to 8192 (mean 1638), a row shares its sequence with 4,681 others on average. The midpoint

@@ -429,7 +429,7 @@ def kernels_of(call: Call, queries=QUERIES, lengths_differ: bool = False) -> tup
     queries: possible lengths of the longest sequence. lengths_differ: some calls may be `fixed`
 
     >>> [kernel[::2] for kernel in kernels_of(Call("bf16", 128, 128))]
-    [('mha2q', None), ('mhapair', None), ('mha1q', None), ('mhaswap', 32), ('mhaswap', 8)]
+    [('mha2q', None), ('mha1q', None), ('mhaswap', 32), ('mhaswap', 8)]
     """
     return _kernels_of(replace(call, seqlen_q=1), tuple(queries), lengths_differ)
 

@@ -20,9 +20,9 @@ key tile p_ready says that the old O has been read, not that it is rescaled. An 
 threads that raise s_free raise it once they have read the columns common to both, and mma waits for it. Where the
 running maximum lags (`work/checked.py`), there is one more, the last, and the work queue has three entries:
 
-barrier      number  raised by       awaited by           means
-s_free       2       softmax 128     mma                  S has been read, the next one may be made
-pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
+barrier       number  raised by       awaited by           means
+s_free        2       softmax 128     mma                  S has been read, the next one may be made
+pv_done       2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
 work_checked  3       softmax 256     load                 whether a work tile is run again
 
 Where every key has a scale (roles/token_scales.py), 32 threads of its warp also read the queue. The last rows are

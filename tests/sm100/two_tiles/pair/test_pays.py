@@ -22,7 +22,7 @@ def two_percent(monkeypatch, tmp_path):
 
 
 def test_by_default_no_call_runs_on_pairs(monkeypatch):
-    """What they save is below the error of the model on pairs (decision 0053)."""
+    """What they save is below the error of the model on pairs (decision 0051)."""
     monkeypatch.delenv(tuning.VARIABLE)
     for arch, problems in MODELLED.items():
         for *depths, mask in problems:

@@ -38,7 +38,7 @@ def text() -> str:
     """The sentence."""
     found = ratios()
     return (
-        f"{_OWN_FIELD} {len(found)} other kernels, GEMMs and a backward pass, are modelled at "
+        f"{_OWN_FIELD} {len(found)} other kernels, GEMMs and attention, are modelled at "
         f"{min(found):.2f} to {max(found):.2f} times their published speed."
     )
 

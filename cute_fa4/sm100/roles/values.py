@@ -9,7 +9,8 @@ warp issues the copies of a key tile in 3,000 cycles, while memory needs 2,550. 
 of the SM issue in parallel, in 1,500 cycles each.
 
 A slot has one barrier for its bytes, whichever warp announces them. It returns to the warp that fills it by its
-position in the order K0 V0 K1 V1 ...: neither warp waits for the other. Both look up the pages of a tile.
+position in the order K0 V0 K1 V1 ...: neither warp waits for the other. In a ring of three the values warp also waits
+for the slots of K (TMAProducerPipeline.skip). Both look up the pages of a tile.
 """
 
 import cutlass
@@ -39,7 +40,7 @@ def run(
 ):
     """Every work tile of the CTA."""
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
-    number, at = Int32(0), kv.commit_step(kv.first())
+    number, at = Int32(0), kv.skip(kv.first())
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count
@@ -47,7 +48,7 @@ def run(
         for n in cutlass.range(first, first + count, unroll=1):
             ahead = loads.look_up(cfg, args, work, n + 1)
             _, found = loads.find_rows(cfg, args, work, n, entries)
-            at = kv.commit_step(loads.load_v(cfg, v, kv, work, at, found))
+            at = kv.skip(loads.load_v(cfg, v, kv, work, at, found))
             entries = ahead
         number = number + 1
         work = queue.next(cfg, args, number)

@@ -119,6 +119,17 @@ class TMAProducerPipeline(Ring):
         assert self.slots == SLOTS_BESIDE_A_REST
         self.acquire(slot.next(self.slots))
 
+    def skip(self, slot: Slot) -> Slot:
+        """The position after a K that another warp loads, for the warp that loads V.
+
+        S is made one key tile ahead of P V. In a ring of three, V could come back to a slot before its V of two rounds
+        ago was read, and the parity that it waits for would be that of the round before. There it waits for the K's
+        slot, too, as one warp does that loads both. A longer ring has a later K's wait in between.
+        """
+        if self.slots == SLOTS_BESIDE_A_REST:
+            self.acquire(slot)
+        return self.commit_step(slot)
+
     def get_k(self, slot: Slot, qk_stage: int):
         """Announce one depth chunk of K; returns the mbarrier for its copies."""
         return self._announce(slot, qk_stage, self.k_bytes[qk_stage])

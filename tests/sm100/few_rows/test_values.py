@@ -105,6 +105,17 @@ def test_one_query_tile_has_the_warp_too():
     assert_agrees(batch, out, lse, visible=causal)
 
 
+@pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
+@pytest.mark.parametrize("queries", [60, 200], ids=["mha1q", "mha2q"])
+def test_in_a_ring_of_three_v_waits_for_its_turn(queries):
+    """Head dims 192 and 128 have three slots. With five key tiles V comes back to its first slot, two rounds later."""
+    batch = Batch.draw([queries], [600], heads=(2, 2), depth=192, depth_v=128)
+    out, lse = run(
+        packed_q(batch), paged_kv(batch, PAGE), causal=True, num_splits=1, mode="hostile", seed=3
+    )
+    assert_agrees(batch, out, lse, visible=causal)
+
+
 def test_who_copies_v():
     """A warp more where rows are gathered, whose reading of work tiles counts; elsewhere and in other families none."""
 

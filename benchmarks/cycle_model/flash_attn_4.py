@@ -11,13 +11,10 @@ Needs flash-attn-4 (the extra `compare` of this project).
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import pickle
 import tempfile
-from pathlib import Path
 
+from benchmarks.cycle_model import peer_process
 from benchmarks.cycle_model.our_kernel import all_blocks, torch_dtype
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ListedWorkload, Workload, workloads_of
 from cute_fa4.emulator.model import trace
@@ -203,24 +200,16 @@ def launch(captured: Capture, work: Workload):
     captured.kernel(q, k, v, out, None, scale, *optional.values(), work.seqlen_q)
 
 
-def main() -> None:
-    from benchmarks.cycle_model.kernels import Variant
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("variant", help="fields of kernels.Variant as JSON")
-    parser.add_argument("--arch", default="sm_100a")
-    args = parser.parse_args()
-    variant = Variant(**json.loads(args.variant))
+def record(variant, arch: str) -> tuple:
+    """(ptx, cubin, traces) of the kernel of a variant."""
     with trace.installed():
-        captured = capture(variant, args.arch)
+        captured = capture(variant, arch)
         traces = {}
         for work in workloads_of(variant):
             second = work.ragged and not work.tiles
             traces[work] = trace.record(lambda work=work: launch(captured, work), int(second))
-    kernel = captured.kernel
-    args.out.write_bytes(pickle.dumps((kernel.__ptx__, kernel.__cubin__, traces)))
+    return captured.kernel.__ptx__, captured.kernel.__cubin__, traces
 
 
 if __name__ == "__main__":
-    main()
+    peer_process.main(__doc__, record)

@@ -10,15 +10,12 @@ Needs nvidia-cudnn-frontend 1.32 (the extra `compare` of this project), which lo
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
-import pickle
-from pathlib import Path
 
 import torch
 
+from benchmarks.cycle_model import peer_process
 from benchmarks.cycle_model.our_kernel import torch_dtype
 from benchmarks.cycle_model.workloads import Workload, workloads_of
 from cute_fa4 import emulator
@@ -85,17 +82,10 @@ def launch(work: Workload):
         return forward(q, k, v, work.causal, bottom_right=work.causal)[1]
 
 
-def main() -> None:
-    from benchmarks.cycle_model.kernels import Variant
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("variant", help="fields of kernels.Variant as JSON")
-    parser.add_argument("--arch", default="sm_100a")
-    args = parser.parse_args()
-    variant = Variant(**json.loads(args.variant))
+def record(variant, arch: str) -> tuple:
+    """(ptx, cubin, traces) of the one kernel of a variant's workloads."""
     kernels = []
-    with trace.installed(), as_if_cuda(arch=args.arch), keeping_machine_code() as machine_code:
+    with trace.installed(), as_if_cuda(arch=arch), keeping_machine_code() as machine_code:
         traces = {
             work: trace.record(lambda work=work: kernels.append(launch(work)))
             for work in workloads_of(variant)
@@ -104,8 +94,8 @@ def main() -> None:
     if len(texts) != 1:
         raise RuntimeError(f"{variant}: the workloads run {len(texts)} kernels, not one")
     [ptx] = texts
-    args.out.write_bytes(pickle.dumps((ptx, machine_code[ptx], traces)))
+    return ptx, machine_code[ptx], traces
 
 
 if __name__ == "__main__":
-    main()
+    peer_process.main(__doc__, record)

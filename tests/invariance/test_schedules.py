@@ -6,12 +6,9 @@ Storage, the LSE and parts of the keys each take another kernel. All choices tha
 from dataclasses import fields
 from itertools import groupby
 
-from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.launches import every_launch
-from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
-from tests.sm100.choose.test_reach import DEQUANTIZING, problems
+from tests.sm100.choose.test_reach import configs_of, problems
 
 # Choices of a schedule that change no bit: where tiles and warps run, and when. row_sum says what an order computes.
 SCHEDULING = {"claims", "dependent_launch", "warps", "own_parts", "one_query_tile", "order"}
@@ -28,15 +25,8 @@ def arithmetic(config: FA4Config) -> dict:
 
 def attention_kernels(problem: dict):
     """The kernels of invariant calls that ask this, with and without an LSE, in each cut of the keys."""
-    choices = policy.of_schedules(True)
-    for kernel in kernels_of(Call.of_choices(problem, invariant=True), lengths_differ=True):
-        of = problem | kernel.choices
-        if of.get("kv_dtype") and not kernel.family.startswith(DEQUANTIZING):
-            of |= dict(qkv_dtype=of["kv_dtype"], kv_dtype=None, o_dtype="bf16")
-        for write_lse in (False, True):
-            config = choose_config(**of, **choices, write_lse=write_lse)
-            if not config.refusals():
-                yield from (x for x in every_launch(config) if isinstance(x, FA4Config))
+    for config in configs_of(problem, invariant=True):
+        yield from (kernel for kernel in every_launch(config) if isinstance(kernel, FA4Config))
 
 
 def apart_from_storage(problem: dict) -> str:

@@ -31,8 +31,7 @@ class PairChecked(Checked):
     @classmethod
     def at(cls, pointer: cute.Pointer, **mbarriers_of):
         """In shared memory: the fields of Checked, and the verdicts of the other CTA."""
-        behind = pointer + CHECKED_QUEUE_BYTES // 4
-        peers = cute.make_tensor(behind, cute.make_layout(PEER_WORDS))
+        peers = cute.make_tensor(pointer + CHECKED_QUEUE_BYTES // 4, cute.make_layout(PEER_WORDS))
         return super().at(pointer, **mbarriers_of, peers=peers)
 
     def begin(self):

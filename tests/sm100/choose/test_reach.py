@@ -106,20 +106,25 @@ def problems():
         yield dict(qkv_dtype="bf16", group=group, **rows, **LATENT)
 
 
+def configs_of(problem: dict, invariant: bool = False, **of_call):
+    """The kernels of calls that ask this, with and without an LSE. of_call: further fields of Call."""
+    call = Call.of_choices(problem, invariant=invariant, **of_call)
+    policies = (policy.of_schedules(True),) if invariant else POLICIES
+    for kernel in kernels_of(call, lengths_differ=True):
+        of = problem | kernel.choices
+        if of.get("kv_dtype") and not kernel.family.startswith(DEQUANTIZING):
+            of |= dict(qkv_dtype=of["kv_dtype"], kv_dtype=None, o_dtype="bf16")
+        for asked, write_lse in product(policies, (False, True)):
+            config = choose_config(**of, **asked, write_lse=write_lse)
+            if not config.refusals():
+                yield config
+
+
 def configs():
     """All kernels that calls of every problem get."""
     for problem in problems():
-        for pairs, stays, invariant in product((None, True), (False, True), (False, True)):
-            call = Call.of_choices(problem, pairs=pairs, stays=stays, invariant=invariant)
-            policies = (policy.of_schedules(True),) if invariant else POLICIES
-            for kernel in kernels_of(call, lengths_differ=True):
-                of = problem | kernel.choices
-                if of.get("kv_dtype") and not kernel.family.startswith(DEQUANTIZING):
-                    of |= dict(qkv_dtype=of["kv_dtype"], kv_dtype=None, o_dtype="bf16")
-                for asked, write_lse in product(policies, (False, True)):
-                    config = choose_config(**of, **asked, write_lse=write_lse)
-                    if not config.refusals():
-                        yield config
+        for invariant, pairs, stays in product((False, True), (None, True), (False, True)):
+            yield from configs_of(problem, invariant, pairs=pairs, stays=stays)
 
 
 @cache

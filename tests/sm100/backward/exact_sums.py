@@ -5,13 +5,17 @@ import torch
 from cute_fa4.reference import max_error
 
 
-def exact_and_allowed(tensors, function, aux, visible=None, dlse=None) -> tuple[list, list]:
+def exact_and_allowed(
+    tensors, function, aux, visible=None, dlse=None, out=None
+) -> tuple[list, list]:
     """By the definition dF = P (dP - delta + dlse), which is pulled back through the function by torch.
 
     The kernel's delta is of an out that is rounded to 16 bits: twice the error that this alone makes, the rounding of
     the result, and 4e-6 of the absolute sum for float32 and the hardware's exponential.
 
     tensors: q, k, v and the gradient of out, dense; function: function(scores, aux) of all scores
+    out: the result of the forward pass that delta is of, dense. Its rounding, and that of P in it, is then no error of
+        the gradient's: exact is of this out, and the first of the three allowances is 0
     """
     q, k, v, dout = (x.detach().double().transpose(1, 2) for x in tensors)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
@@ -21,9 +25,11 @@ def exact_and_allowed(tensors, function, aux, visible=None, dlse=None) -> tuple[
     if visible is not None:
         hidden = hidden.masked_fill(~visible, -torch.inf)
     p = torch.exp(hidden - hidden.logsumexp(-1, keepdim=True)).nan_to_num(0.0)
-    dp, out = dout @ v.transpose(2, 3), p @ v
+    dp = dout @ v.transpose(2, 3)
     of_lse = 0.0 if dlse is None else dlse[..., None]
-    of_out = [out, out.to(tensors[0].dtype).double()]
+    of_out = [p @ v, (p @ v).to(tensors[0].dtype).double()]
+    if out is not None:
+        of_out = [out.detach().double().transpose(1, 2)] * 2
     df = [p * (dp - (dout * o).sum(-1, keepdim=True) + of_lse) for o in of_out]
     df.append(df[0].abs())
 

@@ -9,6 +9,7 @@ schedules.py        the order of work tiles, from the kernel's own tile schedule
 grid.py             cycles of a CTA -> time of a launch: waves, persistence, clock
 calibration.py      published rows, the fit, its error
 eight_bits.py       8-bit tensors compared with flash-attn-4's FP8 kernel
+four_bits.py        what 4-bit q and k could gain over 8 bits
 report.py           tables, JSON; timeline.py: pictures of the steady state; plots.py: plots of the tables
 pairs.py            CTA pairs compared with single CTAs, and the rule of calls; depths.py: head dims
 

@@ -349,14 +349,30 @@ def test_other_head_dims_and_gradients_are_refused():
         ValueError, match="q: head_dim 96 over k and v of 4 bits; accepted: 64 or 128 or 192 or 256"
     ):
         flash_attn_func(**odd)
-    wide = call_of(depth=256)
-    with pytest.raises(
-        ValueError, match="v: head_dim 256 .* q of head_dim 128; accepted: 64 or 128,"
-    ):
-        flash_attn_func(**call_of() | {name: wide[name] for name in ("v", "v_block_scale")})
     call = call_of()
     with pytest.raises(NotImplementedError, match="requires_grad is True .* with k_block_scale"):
         flash_attn_func(**call | {"q": call["q"].requires_grad_()})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_more_columns_of_v_than_a_narrow_k_has_are_refused_and_run_in_parts():
+    """The remedy of the refusal: a call for each 128 columns."""
+    wide = call_of(keys=140, depth=256)
+    given = call_of(keys=140) | {name: wide[name] for name in ("v", "v_block_scale")}
+    remedy = (
+        "v: head_dim 256 .* q of head_dim 128; accepted: 64 or 128, .* once for each 128 columns"
+    )
+    with pytest.raises(ValueError, match=remedy):
+        flash_attn_func(**given)
+    out = torch.empty(1, 1, 8, 256).bfloat16()
+    for half, of_out in enumerate(out.split(128, -1)):
+        part = {"v": given["v"].split(64, -1)[half]}
+        part["v_block_scale"] = given["v_block_scale"].split(8, -1)[half]
+        _, lse = flash_attn_func(**given | part, out=of_out, return_lse=True)
+    cache = Cache.draw([140], 1, {"k": 256, "v": 256})
+    keys = Cache.draw([140], 1, {"k": 128, "v": 128})
+    batch = Batch([given["q"][0]], keys.meant("k"), cache.meant("v"))
+    assert_agrees(batch, out[0], lse[0])
 
 
 def test_torch_compile_takes_such_a_cache_and_still_appends_to_others():

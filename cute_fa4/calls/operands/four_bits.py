@@ -36,7 +36,10 @@ def check_columns(q, k, v) -> None:
     for name, depth, accepted in (("q", head_dim, DEPTHS_OF_FP4), ("v", columns_of(v), of_v)):
         if depth not in accepted:
             also = f" with q of head_dim {head_dim}" if name == "v" else ""
+            remedy = PADDING[name]
+            if name == "v" and depth > max(accepted):
+                remedy = f"of v and out; call once for each {max(accepted)} columns of v, v_block_scale and out"
             raise ValueError(
                 f"{name}: head_dim {depth} over k and v of 4 bits{also}; accepted: "
-                f"{' or '.join(map(str, accepted))}, {PADDING[name]}"
+                f"{' or '.join(map(str, accepted))}, {remedy}"
             )

@@ -84,7 +84,8 @@ def flash_mla_with_kvcache(
     out: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
     q_quantize: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_max_logits: bool = False,
+) -> tuple[torch.Tensor, ...]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
     q               (batch, seqlen_q, heads, 576), or 512 over rows of 512 columns or of 584 bytes; bf16, fp16, or
@@ -139,9 +140,14 @@ def flash_mla_with_kvcache(
                     dequantizes the cache, with the error of 16 bits (docs/serving/eight_bits.md). "auto": q is
                     quantized. None: the same, unless CUTE_FA4_FP8_QUERIES=never
 
+    return_max_logits   also return max_logits, the largest score of each row, times softmax_scale, without sinks:
+                    (batch, heads, seqlen_q), float32. One cache; keys are not split then: num_splits of more
+                    than 1, tokens_per_split and an out of float32 are refused
+
     The parameters up to extra_topk_length have FlashMLA's names and order.
 
-    Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
+    Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32;
+    with return_max_logits (out, lse, max_logits).
     A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or lse = learnable_sink.
 
     Raises the errors of flash_attn_func.
@@ -154,7 +160,7 @@ def flash_mla_with_kvcache(
             extra_indices_in_kvcache=extra_indices_in_kvcache, topk_length=topk_length,
             extra_topk_length=extra_topk_length, descale_q=descale_q, descale_k=descale_k,
             tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
-            learnable_sink=learnable_sink, q_quantize=q_quantize,
+            learnable_sink=learnable_sink, q_quantize=q_quantize, return_max_logits=return_max_logits,
         )  # fmt: skip
         return of_each_head(flash_mla_with_kvcache, call)
     extra = dict(
@@ -167,14 +173,14 @@ def flash_mla_with_kvcache(
             num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
             indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
             tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace,
-            learnable_sink=learnable_sink, q_quantize=q_quantize,
+            learnable_sink=learnable_sink, q_quantize=q_quantize, return_max_logits=return_max_logits,
         )  # fmt: skip
         if attn_sink is None:
             return _over_two_caches(given, extra, out)
         sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
         given |= {"learnable_sink": sink, "out": out} | {EXTRA[name]: extra[name] for name in EXTRA}
-        found, lse = called_as({"learnable_sink": "attn_sink"}, given)
-        return found, without_sink(lse, sink)
+        found, lse, *largest = called_as({"learnable_sink": "attn_sink"}, given)
+        return found, without_sink(lse, sink), *largest
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
     if head_dim_v != LATENT_DEPTHS[1]:
@@ -186,6 +192,7 @@ def flash_mla_with_kvcache(
         softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split,
         batch_invariant=batch_invariant, workspace=workspace, out=out, descale_q=descale_q, descale_k=descale_k,
         learnable_sink=learnable_sink, q_quantize=q_quantize, k_block_scale=None,
+        return_max_logits=return_max_logits,
     )  # fmt: skip
     if has_rows(k_cache):
         given["k_cache"] = rows_of(k_cache, q, descale_q, descale_k)
@@ -202,8 +209,14 @@ def flash_mla_with_kvcache(
     return _over_pages(given)
 
 
-def _over_pages(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def _over_pages(given: dict) -> tuple[torch.Tensor, ...]:
     """The call over keys in pages. given: arguments by name, and k_block_scale."""
+    out, lse = _attended(given)
+    return (out, *lse.unbind()) if given["return_max_logits"] else (out, lse)
+
+
+def _attended(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse); with return_max_logits lse is (2, batch, heads, seqlen_q), and max_logits comes second."""
     q, k_cache, descale_q, out = (given[name] for name in ("q", "k_cache", "descale_q", "out"))
     if is_dynamo_compiling() or is_traced(q):
         return _through_operator(given)
@@ -211,7 +224,7 @@ def _over_pages(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
     if workspace is not None:
         given = given | {"workspace": None}
         with given_workspace(workspace, given | {"aux_tensors": None}):
-            return _over_pages(given)
+            return _attended(given)
     check_latent_tensors(q, k_cache, given["block_table"], given["cache_seqlens"], out)
     if autocast.is_any_enabled():
         (q,) = autocast.cast(q)
@@ -219,7 +232,8 @@ def _over_pages(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
         with names():
             q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
     splits = (given[name] for name in ("num_splits", "tokens_per_split", "batch_invariant"))
-    choices = tuple(Choices(None, *splits, return_lse=True, latent=True))
+    largest = given["return_max_logits"]
+    choices = tuple(Choices(None, *splits, return_lse=True, latent=True, return_max=largest))
     numbers = given["softmax_scale"], given["causal"], 0.0, None, None
     asked = (None, None), numbers, choices
     scales = scales_of(descale_q, given["descale_k"], k_cache, q.shape[0])
@@ -289,13 +303,18 @@ EXTRA = {
 }
 
 
-def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, torch.Tensor]:
+def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, ...]:
     """The call over its cache, and over a second one whose keys are listed, too.
 
     given: arguments by name. second: those of the other cache, by the names in EXTRA. out: of the call, or None
     """
     from cute_fa4.operators import routes
 
+    if given["return_max_logits"]:
+        raise NotImplementedError(
+            "return_max_logits: True with extra_k_cache; accepted: False: each cache has its own launch; call once for "
+            "each and take the larger one"
+        )
     for name in ("k_cache", "indices"):
         if second[name] is None:
             lacks = next(EXTRA[other] for other in EXTRA if second[other] is not None)
@@ -329,7 +348,7 @@ def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, torc
     return merged if out is None else out.copy_(merged), lse
 
 
-def called_as(names: dict, given: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def called_as(names: dict, given: dict) -> tuple[torch.Tensor, ...]:
     """The call; refusals have the caller's names for its parameters."""
     if is_dynamo_compiling():
         return flash_mla_with_kvcache(**given)
@@ -372,7 +391,7 @@ def _check_listed(q, indices, topk_length) -> None:
         )
 
 
-def _by_index(given: dict, indices, topk_length) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_index(given: dict, indices, topk_length) -> tuple[torch.Tensor, ...]:
     """The call over listed keys; results have the shape of q."""
     q, k_cache, out = given["q"], given["k_cache"], given["out"]
     given = given | by_index(q, k_cache, indices, out, topk_length)
@@ -381,10 +400,10 @@ def _by_index(given: dict, indices, topk_length) -> tuple[torch.Tensor, torch.Te
     given["descale_k"] = of_each_key(given["descale_k"], k_cache, q.shape[0])
     for name in ("descale_q", "descale_k"):
         given[name] = of_each_query(given[name], q)
-    found, lse = _over_pages(given)
+    found, *of_rows = _over_pages(given)
     batch, queries, heads, _ = q.shape
-    lse = lse.view(batch, queries, heads).transpose(1, 2)
-    return found.view(batch, queries, heads, -1) if out is None else out, lse
+    of_rows = [each.view(batch, queries, heads).transpose(1, 2) for each in of_rows]
+    return found.view(batch, queries, heads, -1) if out is None else out, *of_rows
 
 
 def _through_operator(given: dict):

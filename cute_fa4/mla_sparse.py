@@ -8,20 +8,17 @@ also be the pages of a cache of 584 bytes a row.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from cute_fa4.calls.latent_heads import check_sinks, group_of, latent_heads, sinks_of, values_like
 from cute_fa4.calls.operands.latent_rows import is_in_pages
-from cute_fa4.calls.operands.tensors import PAGED, WIDE, check_is_tensor, check_rank
+from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.mla import called_as
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS
 
 __all__ = ["flash_mla_sparse_fwd"]
 
 NAMES = {"k_cache": "kv", "softmax_scale": "sm_scale", "head_dim_v": "d_v"}
-GATHERED_AT_ONCE = 1 << 25  # float32 numbers of rows that _largest_scores holds: 128 MiB
 
 
 def flash_mla_sparse_fwd(
@@ -49,15 +46,15 @@ def flash_mla_sparse_fwd(
     d_v          512
     attn_sink    (heads,): one logit per head that takes weight and has no value; lse leaves it out
     topk_length  (queries,) int32: the valid length of each list; later entries may be anything
-    return_max_logits   compute max_logits, in plain torch: it gathers the rows again, in float32, and takes longer than
-                 the kernel. q and kv must have 16 bits. False: max_logits is None
+    return_max_logits   also return max_logits, which the kernel keeps beside its running maximum; keys are not split
+                 then, as in FlashMLA. False: max_logits is None
     options      keywords of flash_mla_with_kvcache: descale_q, descale_k, q_quantize, batch_invariant, out, workspace
 
     The parameters up to topk_length have FlashMLA's names and order.
 
-    Returns (out, max_logits, lse): (queries, heads, 512), the largest score of each query and head, and the natural
-    log-sum-exp, both (queries, heads), float32. A query that sees no key has out 0, max_logits and lse -inf (FlashMLA:
-    lse +inf).
+    Returns (out, max_logits, lse): (queries, heads, 512), the largest score of each query and head, times sm_scale and
+    without sinks, and the natural log-sum-exp, both (queries, heads), float32. A query that sees no key has out 0,
+    max_logits and lse -inf (FlashMLA: lse +inf).
 
     Raises the errors of flash_mla_with_kvcache.
     """
@@ -79,22 +76,15 @@ def flash_mla_sparse_fwd(
             return_max_logits=return_max_logits, **options,
         )  # fmt: skip
         return _of_each_head(q, kv, indices, call)
-    if return_max_logits and not (q.dtype in WIDE and kv.dtype == q.dtype):
-        raise NotImplementedError(
-            f"return_max_logits: True with q of {q.dtype} and kv of {kv.dtype}; accepted: bf16 or fp16, or False"
-        )
     if options.get("out") is not None:
         options["out"] = options["out"].unsqueeze(1)
     call = dict(
         q=q.unsqueeze(1), k_cache=kv if in_pages else kv.unsqueeze(1), block_table=None, cache_seqlens=None,
         head_dim_v=d_v, softmax_scale=sm_scale, indices=indices, attn_sink=attn_sink, topk_length=topk_length,
-        **options,
+        return_max_logits=return_max_logits, **options,
     )  # fmt: skip
-    out, lse = called_as(NAMES, call)
-    largest = None
-    if return_max_logits:
-        largest = _largest_scores(q, kv, indices.squeeze(1), topk_length, sm_scale)
-    return out.squeeze(1), largest, lse.squeeze(-1)
+    out, lse, *largest = called_as(NAMES, call)
+    return out.squeeze(1), largest[0].squeeze(-1) if largest else None, lse.squeeze(-1)
 
 
 def _of_each_head(q, kv, indices, call: dict) -> tuple:
@@ -112,21 +102,3 @@ def _of_each_head(q, kv, indices, call: dict) -> tuple:
         found.append(of_rows)
     largest, lse = zip(*found, strict=True)
     return call["out"], None if largest[0] is None else torch.cat(largest, 1), torch.cat(lse, 1)
-
-
-def _largest_scores(q, kv, lists, lengths, scale: float) -> torch.Tensor:
-    """(queries, heads) float32: the largest score over the rows that each query lists; -inf without one."""
-    width, rows = lists.shape[1], kv.shape[0]
-    found = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
-    if not width or not rows:
-        return found
-    is_row = (lists >= 0) & (lists < rows)
-    if lengths is not None:
-        is_row &= torch.arange(width, device=lists.device) < lengths[:, None]
-    at_once = max(1, GATHERED_AT_ONCE // (width * kv.shape[-1]))
-    for first in range(0, q.shape[0], at_once):
-        some = slice(first, first + at_once)
-        keys = kv.squeeze(1)[lists[some].clamp(0, rows - 1).long()].float()
-        scores = torch.einsum("qhd,qkd->qhk", q[some].float(), keys) * scale
-        found[some] = scores.masked_fill(~is_row[some, None], -math.inf).amax(-1)
-    return found

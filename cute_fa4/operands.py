@@ -185,7 +185,7 @@ ARGUMENTS = {
     "append": "q k_cache v_cache k v cache_seqlens * page_table kv_layout cu_seqlens_q cu_seqlens_k_new max_seqlen_q "
     "key_limit cache_batch_idx cache_leftpad k_block_scale v_block_scale v_block_scale_layout "
     "four_over_six",
-    "latent": "q latent_cache page_table seqused_k * max_seqlen_k k_block_scale",
+    "latent": "q latent_cache page_table seqused_k * max_seqlen_k k_block_scale return_max",
     "all": "softmax_scale mask mask_sizes learnable_sink pack_gqa score_mod mask_mod aux_tensors num_splits "
     "tokens_per_split q_descale k_descale v_descale o_scale return_lse batch_invariant",
 }

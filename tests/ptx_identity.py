@@ -39,6 +39,7 @@ PAGES = {"kv_layout": "paged", "seqused_k": True}
 DECODE = {**PAGES, "group": 8, "pack_gqa": True}
 OF_576 = {"page_size": 64, "head_dim": 576, "head_dim_v": 512}
 LATENT = {**PAGES, **OF_576, "pack_gqa": True, "latent": True}
+LARGEST = {"write_lse": True, "write_max": True}
 PARTIAL = {"split_keys": True, "write_lse": True, "o_dtype": "f32"}
 WIDE_E4M3 = {"kv_dtype": "e4m3", "head_dim": 192, "family": "mhawidewiden", **CAUSAL}
 SHOWN_LINES = 40  # of a difference
@@ -165,6 +166,8 @@ VARIANTS = {
     "e2m1 d256": {**PAGES, **NVFP4, "head_dim": 256, "v_block_scale_layout": "interleaved4"},
     "latent": {**LATENT, "group": 16, "family": "mla_decode"},
     "latent pair": {**LATENT, "group": 128, "family": "mla_pair"},
+    "latent, largest scores": {**LATENT, **LARGEST, "group": 16, "family": "mla_decode"},
+    "latent pair, largest scores": {**LATENT, **LARGEST, "group": 128, "family": "mla_pair"},
     "latent of 512 columns": {**LATENT, "group": 16, "head_dim": 512, "family": "mla_decode"},
     "latent pair of 512 columns": {**LATENT, "group": 128, "head_dim": 512, "family": "mla_pair"},
     "latent rows": {

@@ -127,6 +127,7 @@ CONFIG = {
     "list_offsets": Field("switch", "a tensor says where their entries begin; default: off"),
     "longest_first": Field("switch", "the longest lists begin first; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
+    "write_max": Field("switch", "also write the largest scores (MLA); default: off"),
     "split_keys": Field("switch", "partial results, of parts of the keys; default: off"),
     "share_keys": Field("switch", "with split_keys: as many keys for every CTA; default: off"),
     "rope_depth": Field(

@@ -117,6 +117,8 @@ def latent(
             config, early = config_for(**problem | kernel.choices), shared["dependent_launch"]
             for in_float32 in (False, True):  # results of two caches are merged
                 found += every_launch(config, in_float32, dependent_launch=early)
+            if page == 1:  # flash_mla_sparse_fwd, a key a page
+                found.append(config.with_(write_max=True))
     return found
 
 

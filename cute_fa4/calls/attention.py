@@ -71,14 +71,15 @@ def plan_attention(
     rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
     check_aux(options, batch, q.shape[-2], rows)
     check_out_apart(where, options)
-    results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
+    dtype = dtype_of_out(q, out, in_float32)
+    results = Results(q, v, where.q_layout, return_lse, dtype, options.return_max)
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
         return lambda tensors: results.returned(*results.allocated(q, out))
     if k.numel() == 0 or (
         where.tensors.page_table is not None and where.tensors.page_table.numel() == 0
     ):
         if where.q_layout == "dense" and where.tensors.seqused_q is None:
-            return lambda tensors: _fill_without_keys(results, q, out, options.sink)
+            return lambda tensors: _fill_without_keys(results, q, out, options)
         where = _one_hidden_key(where, batch)
         if options.rope is not None:
             k = where.tensors.k
@@ -103,7 +104,8 @@ def _plan_with_keys(
     """The plan of a call that has rows and keys. The arguments are those of plan_attention."""
     q, k, v, out = where.tensors.of(ROWS)
     target, seqlen_q = target_of(q.device), where.seqlen_q(q)
-    results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
+    dtype = dtype_of_out(q, out, in_float32)
+    results = Results(q, v, where.q_layout, return_lse, dtype, options.return_max)
     rope = 0 if options.rope is None else options.rope.depth
     if comes_in_halves(q, v, rope) and not options.latent:
         whole = given._replace(out=results.new_out(q) if out is None else out)
@@ -180,14 +182,15 @@ def _decided_by_contents(device: torch.device, where: Where) -> bool:
     return device.type == "cpu" and of_contents
 
 
-def _fill_without_keys(results: Results, q, out, sink):
+def _fill_without_keys(results: Results, q, out, options: Options):
     """No row sees a key, so nothing is launched: a TMA descriptor cannot describe a tensor without rows."""
     out, lse = results.allocated(q, out)
     out.zero_()
     if lse is not None:
         lse.fill_(-math.inf)
-        if sink is not None:
-            lse.copy_(sink[:, None].expand(lse.shape[1:]))
+        if (sink := options.sink) is not None:
+            of_sinks = lse if options.return_max else lse[None]
+            of_sinks[0].copy_(sink[:, None].expand(of_sinks.shape[2:]))
     return results.returned(out, lse)
 
 
@@ -249,6 +252,7 @@ def config_of(
         group=q.shape[-2] // k.shape[-2],
         latent=options.latent,
         write_lse=bool(return_lse),
+        write_max=options.return_max,
         arch=target.arch,
         **schedules,
         mask=options.mask.mask,

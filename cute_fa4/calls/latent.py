@@ -233,6 +233,11 @@ def prepare_latent_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """As prepare_attention; refusals name the parameters of the latent call. With out of float32 nothing is rounded."""
     if is_float32(tensors.out):
         window_size, numbers, choices = asked
+        if Choices(*choices).return_max:
+            raise NotImplementedError(
+                "out: torch.float32 with return_max_logits=True; accepted: the dtype of q: results in float32 are "
+                "parts to be merged, which have no max_logits"
+            )
         asked = window_size, numbers, Choices(*choices)._replace(in_float32=True)
     with names():
         return prepare_attention(tensors, asked)

@@ -38,7 +38,7 @@ def group_of(q, heads: int, dim: int = 2) -> int:
     return q.shape[dim] // heads
 
 
-def of_each_head(function: Callable, call: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def of_each_head(function: Callable, call: dict) -> tuple[torch.Tensor, ...]:
     """function(**call) for a cache of several heads, by calls with one each. call: arguments by name."""
     cache, out = call["k_cache"], call["out"]
     heads = latent_heads(cache)
@@ -54,7 +54,7 @@ def of_each_head(function: Callable, call: dict) -> tuple[torch.Tensor, torch.Te
         raise ValueError(
             f"extra_k_cache: {latent_heads(extra)} heads, k_cache has {heads}; accepted: equally many"
         )
-    lses = []
+    found = []
     for head in range(heads):
         own = slice(head * group, (head + 1) * group)
         some = {"q": q[:, :, own], "out": out[:, :, own], "k_cache": cache[:, :, head : head + 1]}
@@ -63,9 +63,9 @@ def of_each_head(function: Callable, call: dict) -> tuple[torch.Tensor, torch.Te
         scale = call["descale_k"]
         if isinstance(scale, torch.Tensor) and scale.shape == cache.shape[:3]:
             some["descale_k"] = scale[:, :, head : head + 1]
-        _, lse = function(**call | some | sinks_of(call, own))
-        lses.append(lse)
-    return out, torch.cat(lses, dim=1)
+        _, *of_rows = function(**call | some | sinks_of(call, own))
+        found.append(of_rows)
+    return out, *(torch.cat(each, dim=1) for each in zip(*found, strict=True))
 
 
 def values_like(q: torch.Tensor) -> torch.Tensor:

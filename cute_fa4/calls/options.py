@@ -48,6 +48,7 @@ def resolve(
     tokens_per_split=None,
     batch_invariant=None,
     latent=False,
+    return_max=False,
     scales=None,
     rope=None,
     blocks=None,
@@ -67,6 +68,9 @@ def resolve(
     if blocks is not None:
         _check_beside_blocks(bound, num_splits, tokens_per_split)
         num_splits = 1
+    if return_max:
+        check_whole_keys(num_splits, tokens_per_split)
+        num_splits = 1
     return Options(
         softmax_scale=checked_scale(
             softmax_scale, q.shape[-1] + (0 if rope is None else rope.depth_of_q)
@@ -81,6 +85,7 @@ def resolve(
         tokens_per_split=tokens_per_split,
         batch_invariant=batch_invariant,
         latent=latent,
+        return_max=return_max,
         scales=scales,
         rope=rope,
         blocks=blocks,
@@ -94,11 +99,25 @@ def _check_beside_blocks(mask: BoundMask, num_splits, tokens_per_split) -> None:
             f"causal, window_size, mask: {mask} with block_sparse_tensors; accepted: none of them: list the key blocks "
             "that are visible, and hide keys of partial blocks by mask_mod"
         )
-    for name, value in {"num_splits": num_splits, "tokens_per_split": tokens_per_split}.items():
-        if value not in (None, 0, 1):
-            raise NotImplementedError(
-                f"{name}: {value} with block_sparse_tensors; accepted: None: listed blocks are not split"
-            )
+    for name, value in _splitting(num_splits, tokens_per_split):
+        raise NotImplementedError(
+            f"{name}: {value} with block_sparse_tensors; accepted: None: listed blocks are not split"
+        )
+
+
+def check_whole_keys(num_splits, tokens_per_split) -> None:
+    """Refuse parts of keys for calls that return the largest scores: parts are merged by their log-sum-exp only."""
+    for name, value in _splitting(num_splits, tokens_per_split):
+        raise NotImplementedError(
+            f"{name}: {value} with return_max_logits=True; accepted: None: keys are not split then; leave out "
+            "return_max_logits to split them"
+        )
+
+
+def _splitting(num_splits, tokens_per_split) -> list[tuple]:
+    """Which of the two, with its value, asks for parts of keys."""
+    given = ("num_splits", num_splits), ("tokens_per_split", tokens_per_split)
+    return [(name, value) for name, value in given if value not in (None, 0, 1)]
 
 
 def _cap(softcap) -> ScoreMod | None:

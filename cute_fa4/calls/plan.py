@@ -183,9 +183,11 @@ def as_read(aux) -> tuple:
 
 
 class Results:
-    """How out and lse are allocated: new_out(q), and new_lse() or None."""
+    """How out and lse are allocated: new_out(q), and new_lse() or None. with_max: lse has the largest scores, too."""
 
-    def __init__(self, q, v, q_layout: str, with_lse: bool, dtype: torch.dtype):
+    def __init__(
+        self, q, v, q_layout: str, with_lse: bool, dtype: torch.dtype, with_max: bool = False
+    ):
         out_shape = (*q.shape[:-1], columns_of(v))
         # The cheapest calls that exist; empty_like would copy other strides than these.
         self.new_out: Callable[[torch.Tensor], torch.Tensor] = torch.empty_like
@@ -197,7 +199,7 @@ class Results:
         self.new_lse: Callable[[], torch.Tensor] | None = None
         if with_lse:
             rows = (q.shape[0],) if q_layout == "packed" else (q.shape[0], q.shape[1])
-            lse_shape = (*rows[:-1], q.shape[-2], rows[-1])
+            lse_shape = (*(2,) * with_max, *rows[:-1], q.shape[-2], rows[-1])
             self.new_lse = _allocation(lse_shape, torch.float32, q.device)
 
     def allocated(self, q, out) -> tuple:

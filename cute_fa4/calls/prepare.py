@@ -69,6 +69,7 @@ def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
         tokens_per_split=choices.tokens_per_split,
         batch_invariant=choices.batch_invariant,
         latent=choices.latent,
+        return_max=choices.return_max,
         scales=checked_scales(
             views, views.batch, choices.kv_layout == "HND", choices.v_block_scale_layout
         ),

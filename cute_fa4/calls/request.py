@@ -72,6 +72,7 @@ class Choices(NamedTuple):
 
     in_float32  out is float32, to be merged with other results
     latent      v is the first columns of k (multi-head latent attention)
+    return_max  lse has the largest scores, too: (2, batch, heads, seqlen_q); keys are not split
     block_sparse_tensors  as the caller gives them, or blocks.Blocks, whose tensors are in CallTensors
     """
 
@@ -90,6 +91,7 @@ class Choices(NamedTuple):
     return_lse: bool = False
     in_float32: bool = False
     latent: bool = False
+    return_max: bool = False
 
 
 def asked_of(options: Mapping[str, object]) -> tuple:
@@ -116,6 +118,7 @@ class Options:
     """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod.
 
     scales: None: there are none
+    return_max: as Choices
     rope: columns of k in a separate tensor; None: k has all
     blocks: None: no key blocks are listed
     """
@@ -131,6 +134,7 @@ class Options:
     tokens_per_split: int | None = None
     batch_invariant: bool | None = None
     latent: bool = False
+    return_max: bool = False
     scales: GivenScales | None = None
     rope: Rope | None = None
     blocks: ListedBlocks | None = None

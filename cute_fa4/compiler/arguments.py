@@ -186,7 +186,8 @@ def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
     if config.split_keys:
         rows_o = (sym_int(symbol="parts_and_rows"), *rows_q[1:], heads_q)
         return rows_o, _fake("f32", (sym_int(symbol="parts"), *lse_rows))
-    return (*rows_q, heads_q), _fake("f32", lse_rows) if config.write_lse else None
+    of_rows = (2, *lse_rows) if config.write_max else lse_rows
+    return (*rows_q, heads_q), _fake("f32", of_rows) if config.write_lse else None
 
 
 def _split(config: FA4Config) -> tuple | None:

@@ -44,7 +44,8 @@ def results(check: Callable, arguments: dict) -> tuple[torch.Tensor, torch.Tenso
         out = new_out(arguments)
     shape = (0,)
     if arguments["return_lse"]:
-        shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+        largest = (2,) * arguments.get("return_max", False)
+        shape = (*largest, *q.shape[:-3], q.shape[-2], q.shape[-3])
     return out, q.new_empty(shape, dtype=torch.float32)
 
 
@@ -129,6 +130,7 @@ def _check_kernel(where: Where, call: dict, latent: bool, heads_first: bool) -> 
     rope = checked_rope(tensors, where, contents=False)
     resolved = resolve(
         q,
+        return_max=call.get("return_max", False),
         mask=mask_of(call["mask"], tuple(call["mask_sizes"])),
         **{name: function_of(name, call[name]) for name in ("score_mod", "mask_mod")},
         **{name: call[name] for name in _OPTIONS},

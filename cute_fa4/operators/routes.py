@@ -108,7 +108,7 @@ def latent(given: dict):
     )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
-    call["k_block_scale"] = given["k_block_scale"]
+    call |= {"k_block_scale": given["k_block_scale"], "return_max": given["return_max_logits"]}
     return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options, latent=True), given)
 
 

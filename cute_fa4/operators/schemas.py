@@ -22,6 +22,7 @@ _NO_TENSORS = {
     "num_splits": "int? num_splits=1",
     "tokens_per_split": "int? tokens_per_split=None",
     "return_lse": "bool return_lse=False",
+    "return_max": "bool return_max=False",
     "batch_invariant": "bool? batch_invariant=None",
     "block_size": "int[] block_size=[]",  # of listed blocks: queries, keys
 }

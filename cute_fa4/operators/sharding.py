@@ -253,6 +253,8 @@ def cuts_of_attention(call: dict) -> dict:
     of_rows = {"heads": 1} if q.dim() == 3 else {"batch": 0, "heads": 2}
     cuts = dict.fromkeys(("q", "out", "q_rope", "-> out"), of_rows)
     cuts["-> lse"] = {"heads": 0} if q.dim() == 3 else {"batch": 0, "heads": 1}
+    if call.get("return_max"):  # the largest scores come after it
+        cuts["-> lse"] = {"batch": 1, "heads": 2}
     cuts |= dict.fromkeys(_OF_SEQUENCES, {"batch": 0})
     cuts["learnable_sink"] = {"heads": 0}
     if call.get("k_rope_page_table") is None:

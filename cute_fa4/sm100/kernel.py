@@ -220,7 +220,8 @@ class SM100Kernel:
         mQ, mO      (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
         mK, mV      (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth), paged:
                     (num_pages, page_size, kv_heads, depth) or (num_pages, kv_heads, page_size, depth)
-        mLSE        (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm
+        mLSE        (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm. With write_max
+                    (2, batch, heads, seqlen_q): then the largest scores
         cu_seqlens  (batch + 1,) int32; seqused, key_limit (batch,) int32; page_table (batch, pages) int32
         max_seqlen_q  for packed queries: at least the longest sequence
         mask_sizes  run-time numbers of the mask, as many as it has, Int32

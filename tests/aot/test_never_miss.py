@@ -18,6 +18,7 @@ from cute_fa4 import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    flash_mla_sparse_fwd,
     flash_mla_with_kvcache,
     indexer,
 )
@@ -98,6 +99,7 @@ MODELS = {
         dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent_rows",)),
         {},
     ),
+    "V3.2 lists": (dict(head_dim=576, heads_q=128, heads_kv=1, page_sizes=(1,), calls=("latent",), causal=False), {}),
     "DeepSeek V3.2 indexer": (
         dict(head_dim=128, heads_q=64, heads_kv=1, page_sizes=(64, 128), calls=("indexer",)),
         {},
@@ -165,9 +167,8 @@ def a_call(draw, model: dict, options: dict) -> None:
     if kind.startswith("latent"):
         rows = dict(dtype=torch.uint8) if kind == "latent_rows" else dict(dtype=cache)
         stored = numbers(table.numel(), page, 1, 656 if kind == "latent_rows" else depth, **rows)
-        if (
-            kind == "latent_pages"
-        ):  # rows of 576 bytes, then 8 for each, in pages a multiple of 576 apart
+        # rows of 576 bytes, then 8 for each, in pages a multiple of 576 apart
+        if kind == "latent_pages":
             apart = -(-page * 584 // 576) * 576
             stored = numbers(table.numel(), apart, dtype=torch.uint8)[:, : page * 584]
             stored = stored.view(-1, page, 1, 584)
@@ -175,9 +176,12 @@ def a_call(draw, model: dict, options: dict) -> None:
         scales = {f"descale_{x}": numbers(1, dtype=torch.float32)
                   for x in "qk" if x in options.get("descales", "")}  # fmt: skip
         if of_8:
-            vllm.flash_mla_with_kvcache_fp8(
-                q, stored, table[:64], used[:64], 512, causal=True, **scales
-            )
+            vllm.flash_mla_with_kvcache_fp8(q, stored, table[:64], used[:64], 512, causal=True, **scales)  # fmt: skip
+            return
+        if page == 1:  # lists of keys
+            invariant["return_max_logits"] = draw.random() < 0.5
+            q, listed = q.flatten(0, 1), numbers(len(q) * queries, 1, 64)
+            flash_mla_sparse_fwd(q, stored[:, 0], listed, 0.1, **invariant)
             return
         given = splits(draw) | invariant | scales
         given |= {"q_quantize": options["q_quantize"]} if "q_quantize" in options else {}

@@ -177,6 +177,7 @@ CASES = {
     "append with scales, out": ("flash_attn_append_scales_out", appended, {}, OF_CACHES | WITH_OUT, HERE),
     "latent": ("flash_mla", latent, GROUP, {"q": Q}, HERE),
     "latent, out": ("flash_mla_out", latent, GROUP, WITH_OUT, HERE),
+    "latent, largest scores": ("flash_mla", latent, GROUP | dict(return_max=True), {"q": Q}, HERE),
     "function of rows": (
         "flash_attn",
         lambda: dense() | {"aux_tensors": [torch.randn(24)]},

@@ -40,6 +40,7 @@ from cute_fa4.calls.ask.questions import (
 )
 from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES
+from cute_fa4.calls.options import check_whole_keys
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import E4M3, OPERANDS, UNQUANTIZED, is_quantized
@@ -150,7 +151,8 @@ def capabilities(
 
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
     capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes, with head_dim=512
-    too 584; kv_dtype and q_quantize ask about a cache of 8-bit columns under q of 16 bits.
+    too 584; kv_dtype and q_quantize ask about a cache of 8-bit columns under q of 16 bits, return_max_logits=True about
+    calls that return the largest scores and the log-sum-exp.
 
     indexer=True asks about the functions of cute_fa4.indexer with `group` heads, and with page_size about the one that
     reads a cache: capabilities(indexer=True, group=64, page_size=64). The family of such calls is "indexer".
@@ -180,6 +182,7 @@ def capabilities(
             raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(accepted)}")
         sizes["kv_dtype"] = kv_dtype
     stored = _stored_in_latent(parameters, sizes, head_dim) if latent else None
+    largest = latent and bool(parameters.pop("return_max_logits", False))
     call = None
     listed = parameters.get("block_sparse_tensors") is not None
     if not latent and (sizes or listed or OF_LENGTHS & set(parameters)):
@@ -193,11 +196,12 @@ def capabilities(
     splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
     try:
         check_split(*splits)
-    except (TypeError, ValueError) as error:
+        if largest:
+            check_whole_keys(*splits)
+    except (TypeError, ValueError, NotImplementedError) as error:
         shared_reasons.append(str(error))
     invariant = parameters.get("batch_invariant")
     policy.check_batch_invariant(invariant)
-    schedules = policy.of_schedules(invariant)
     kernels = policy.of_kernels(invariant=invariant) | {
         "pack_gqa": bool(parameters.get("pack_gqa")) and packs_gqa(group) or None,
         "plain": all(parameters.get(name) is None for name in NOT_PAIRED),
@@ -214,7 +218,10 @@ def capabilities(
         (False, True) if return_lse is None else (return_lse,),
         archs,
     )
-    common = _Common(tuple(shared_reasons), schedules, kernels, stored, call)
+    fields = {"write_lse": True, "write_max": True} if largest else {}
+    common = _Common(
+        tuple(shared_reasons), policy.of_schedules(invariant) | fields, kernels, stored, call
+    )
     rows = [
         _answered(
             Capability(
@@ -352,14 +359,14 @@ class _Common:
     """The facts that all rows of a question have in common.
 
     reasons    why no row runs
-    schedules  fields of configurations, from the environment
+    fields     of configurations, which all of them have
     kernels    fields of which_kernel.Call
     stored     configuration fields of the rows of a latent cache, as a function of q's dtype
     call       the call in question; None: of flash_attn_func, with any lengths
     """
 
     reasons: tuple[str, ...]
-    schedules: dict
+    fields: dict
     kernels: dict
     stored: Callable[[str], dict] | None
     call: Question | None
@@ -375,16 +382,19 @@ def _answered(row: Capability, common: _Common) -> Capability:
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
     # The configuration checks the rest. If the row's own value is refused above, the configuration gets
     # an accepted one.
-    problem = common.schedules | dict(
-        qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
-        head_dim=row.head_dim,
-        head_dim_v=row.head_dim_v,
-        group=row.group,
-        causal=row.causal,
-        write_lse=row.return_lse,
-        arch=arch if arch in ARCHS else EMULATED_ARCH,
-        pack_gqa=bool(kernels["pack_gqa"] or row.latent),
-        **(LATENT if row.latent else {}),
+    problem = (
+        dict(
+            qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
+            head_dim=row.head_dim,
+            head_dim_v=row.head_dim_v,
+            group=row.group,
+            causal=row.causal,
+            write_lse=row.return_lse,
+            arch=arch if arch in ARCHS else EMULATED_ARCH,
+            pack_gqa=bool(kernels["pack_gqa"] or row.latent),
+            **(LATENT if row.latent else {}),
+        )
+        | common.fields
     )
     problem |= common.stored(dtype) if common.stored else {}
     if call is None:
@@ -431,5 +441,5 @@ KNOWN = sorted(
     | BUILT_PARAMETERS
     | OPTIONS
     | OF_LENGTHS
-    | {"is_fp8_kvcache"}
+    | {"is_fp8_kvcache", "return_max_logits"}
 )

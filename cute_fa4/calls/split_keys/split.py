@@ -186,7 +186,7 @@ def _wanted(
     q, k, where: Where, options: Options, config, partial: bool
 ) -> Split | Shared | Clustered | None:
     num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
-    if options.blocks is not None:
+    if options.blocks is not None or options.return_max:
         return None
     keys = most_keys(k, where)
     if policy.batch_invariant(options.batch_invariant):

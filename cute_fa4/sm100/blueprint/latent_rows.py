@@ -29,3 +29,21 @@ def stored_columns(problem) -> int:
     in_row = bytes_of(problem.scale_dtype, problem.ov_depth // COLUMNS_OF_SCALE)
     rotary = bytes_of(problem.rope_dtype, problem.qk_depth - problem.ov_depth)
     return problem.ov_depth + elements_in(problem.stored_dtype, in_row + rotary)
+
+
+def contradictions(problem) -> list[str]:
+    """Errors in what is asked of a latent cache, or of its kernels alone."""
+    why = []
+    if problem.latent and not (problem.pack_gqa and problem.ov_depth <= problem.qk_depth):
+        why.append(
+            f"latent=True with pack_gqa={problem.pack_gqa}, qk_depth={problem.qk_depth}, ov_depth={problem.ov_depth}: "
+            "all heads share one row of keys, whose first columns are the values: use pack_gqa=True and an ov_depth "
+            "of at most qk_depth"
+        )
+    if problem.write_max and not (problem.latent and problem.write_lse and not problem.split_keys):
+        why.append(
+            f"write_max=True with latent={problem.latent}, write_lse={problem.write_lse}, "
+            f"split_keys={problem.split_keys}: kernels over latent caches write it beside the log-sum-exp, and parts "
+            "of keys are not merged by it: use latent=True, write_lse=True and split_keys=False"
+        )
+    return why

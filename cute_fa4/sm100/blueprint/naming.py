@@ -70,6 +70,7 @@ def _problem(p: Problem) -> list[str]:
         (p.list_offsets, "listoffsets"),
         (p.longest_first, "longest"),
         (p.write_lse, "lse"),
+        (p.write_max, "max"),
         (p.split_keys, "split"),
         (p.share_keys, "share"),
         (p.rope_depth, f"rope{p.rope_depth}"),

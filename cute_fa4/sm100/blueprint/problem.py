@@ -90,6 +90,7 @@ class Problem:
     list_offsets   another tensor says where their entries begin; otherwise all sequences have as many key blocks
     longest_first  a tensor has the work tiles, those with the longest lists first (work/lists/longest.py)
     write_lse      also write the log-sum-exp, f32, natural logarithm
+    write_max      after it, also write the largest score of each row, f32, scaled: of latent caches, keys not split
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
     share_keys     with split_keys: every CTA takes an equal share of the batch's key tiles (work/shared_order.py)
     rope_depth     last columns of K, stored in a separate tensor that all heads share (multi-head latent
@@ -136,6 +137,7 @@ class Problem:
     list_offsets: bool = False
     longest_first: bool = False
     write_lse: bool = False
+    write_max: bool = False
     split_keys: bool = False
     share_keys: bool = False
     rope_depth: int = 0
@@ -314,6 +316,7 @@ class Problem:
             *(*self._wrong_types(), *self._wrong_numbers()),
             *(
                 *self._wrong_layouts(),
+                *latent_rows.contradictions(self),
                 *rope_columns.contradictions(self),
                 *listed.contradictions(self),
                 *cache_blocks.contradictions(self),
@@ -423,12 +426,6 @@ class Problem:
             why.append(
                 "kv_layout='paged' with seqused_k=False: a page table does not say how long a sequence is: use "
                 "seqused_k=True"
-            )
-        if self.latent and not (self.pack_gqa and self.ov_depth <= self.qk_depth):
-            why.append(
-                f"latent=True with pack_gqa={self.pack_gqa}, qk_depth={self.qk_depth}, ov_depth={self.ov_depth}: all "
-                "heads share one row of keys, whose first columns are the values: use pack_gqa=True and an ov_depth "
-                "of at most qk_depth"
             )
         if self.split_keys and not (self.write_lse and self.o_dtype == "f32"):
             why.append(

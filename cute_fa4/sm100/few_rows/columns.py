@@ -69,11 +69,13 @@ class RowStates:
     maxima   running maxima of this lane's rows, raw scores: lane, lane + 32
     sums     of P in each row, over the keys of this thread
     of_keys  where keys have scales: token_scales.KeyScales
+    largest  scores of this lane's rows so far, without sinks, where cfg.write_max
     """
 
     maxima: tuple
     sums: tuple
     of_keys: KeyScales | None = None
+    largest: tuple | None = None
 
 
 def warp_maximum(value):

@@ -107,8 +107,10 @@ OWN_SCALES = OwnScales()
 def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> RowStates:
     """States of rows that have seen no key, or only sinks, in units of the scores. factor: of the scores, or None."""
     nothing, zero = Float32(-Float32.inf), Float32(0.0)
+    unseen = (nothing,) * cfg.tiles.rows_per_lane
+    largest = unseen if cfg.write_max else None
     if not cfg.sink:
-        return RowStates((nothing,) * cfg.tiles.rows_per_lane, (zero,) * cfg.tiles.rows)
+        return RowStates(unseen, (zero,) * cfg.tiles.rows, largest=largest)
     mine = place.thread == 0
     counts = counts_sink(cfg, work)
     maxima = []
@@ -122,7 +124,7 @@ def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> Row
         maxima.append(scaled if counts is None else select_(counts, scaled, nothing))
     weight = Float32(2.0**cfg.p_lift_log2)
     one = select_(mine if counts is None else mine & counts, weight, zero)
-    return RowStates(tuple(maxima), (one,) * cfg.tiles.rows)
+    return RowStates(tuple(maxima), (one,) * cfg.tiles.rows, largest=largest)
 
 
 def write_p(cfg, smem: Smem, key, words: list):
@@ -213,7 +215,13 @@ def step(
     scale_log2 = log2_scale(cfg, args, factor)
     exchange = tile + before.work_tiles
     token_scales.hand_in(cfg, smem, place, exchange, states.of_keys)
-    highest = tile_maxima(cfg, smem, place, scores, exchange, states.maxima)
+    largest = None
+    if cutlass.const_expr(cfg.write_max):
+        largest = tuple(tile_maxima(cfg, smem, place, scores, exchange, states.largest))
+        both = zip(states.maxima, largest, strict=True)
+        highest = [cute.arch.fmax(old, new) for old, new in both]
+    else:
+        highest = tile_maxima(cfg, smem, place, scores, exchange, states.maxima)
     unit = token_scales.new_unit(cfg, smem, exchange, states.of_keys)
     updates = [
         update(cfg, old, new, scale_log2) for old, new in zip(states.maxima, highest, strict=True)
@@ -244,7 +252,7 @@ def step(
     tensor_memory.fence_before()
     events.p_ready.arrive(0)
     of_keys = token_scales.behind(states.of_keys, ahead, unit)
-    return RowStates(tuple(u.maximum for u in updates), sums, of_keys)
+    return RowStates(tuple(u.maximum for u in updates), sums, of_keys, largest)
 
 
 @cute.jit
@@ -303,6 +311,8 @@ def finish(
             row = place.lane + 32 * i
             if (place.warp == 0) & (row < cfg.tiles.rows):
                 store.log_sum_exp(cfg, args, work, row, states.maxima[i], row_sums[i])
+                if cutlass.const_expr(cfg.write_max):
+                    store.largest_score(cfg, args, work, row, states.largest[i], row_sums[i])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cute_fa4.dtypes import DTYPES, is_quantized
 
 from ..instructions import tensor_memory
 from ..steps import row_math
-from ..steps.scores import log2_scale
+from ..steps.scores import log2_scale, scaled_largest
 from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows, scales
 from ..work.tile import Work
@@ -127,3 +127,19 @@ def log_sum_exp(
             factor = scales.of_scores(cfg, args, work)
             lse = (row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
         args.lse[results.lse_place(cfg, args, work, place)] = lse
+
+
+@cute.jit
+def largest_score(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    row: Int32,
+    largest: Float32,
+    row_sum: Float32,
+):
+    """Store the largest score of one row, scaled; -inf for a row without keys."""
+    place = rows.row_of(cfg, work, 0, row)
+    if results.is_row(cfg, args, work, place):
+        found = scaled_largest(args, largest, row_sum, scales.of_scores(cfg, args, work))
+        args.lse[results.max_place(cfg, args, work, place)] = found

@@ -190,6 +190,12 @@ def log2_scale(cfg, args: KernelArgs, factor):
     return scales.times(args.scale_log2, factor)
 
 
+def scaled_largest(args: KernelArgs, largest, row_sum, factor):
+    """The largest score of a row in natural units; NaN for a row whose sum is NaN. factor: as for log2_scale."""
+    scaled = largest * scales.times(args.scale, factor)
+    return select_(row_sum == row_sum, scaled, row_sum)
+
+
 def apply_score_functions(
     cfg, args: KernelArgs, work: Work, row: RowContext, n, scores: list, masked: bool, full=None
 ) -> list:

@@ -72,6 +72,9 @@ def is_row(cfg, args, work: Work, place: rows.Row):
     return exists & (place.q_index - work.tile.first_position < args.order.positions)
 
 
+LSE, LARGEST = 0, 1  # what the first index of the log-sum-exp says where cfg.write_max
+
+
 def lse_place(cfg, args, work: Work, place: rows.Row) -> tuple:
     """Index of a row in the log-sum-exp."""
     sequence, tile = work.sequence, work.tile
@@ -81,7 +84,15 @@ def lse_place(cfg, args, work: Work, place: rows.Row) -> tuple:
     at = (place.head, sequence.q_first_row + place.q_index)
     if cfg.q_layout == "dense":
         at = (sequence.batch, place.head, place.q_index)
+    if cfg.write_max:
+        return (LSE, *at)
     return (tile.part, *at) if cfg.split_keys else at
+
+
+def max_place(cfg, args, work: Work, place: rows.Row) -> tuple:
+    """Index of a row's largest score, in the same tensor."""
+    _, *at = lse_place(cfg, args, work, place)
+    return (LARGEST, *at)
 
 
 def is_first_part(cfg, work: Work):

@@ -18,7 +18,7 @@ All four keep the same running maximum, so they take the same branch. After the 
 for O and store it (store.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -68,6 +68,13 @@ class Place:
         row = thread % rows
         number = thread // rows
         return Place(thread, row, rank_in_cluster() * rows + row, number % CTAS, number // CTAS)
+
+
+@dataclass(frozen=True)
+class PairState(RowState):
+    """largest: score of the row so far, without a sink, where cfg.write_max."""
+
+    largest: Float32 | None = None
 
 
 def exchange(cfg, smem: Smem, place: Place, number, value) -> list:
@@ -145,9 +152,9 @@ def step(
     row: RowContext,
     before: Before,
     n: Int32,
-    state: RowState,
+    state: PairState,
     masked: cutlass.Constexpr,
-) -> RowState:
+) -> PairState:
     """Key tile n: scores to probabilities."""
     args, smem, tmem = warps.args, warps.smem, warps.tmem
     events, place = warps.events, warps.place
@@ -167,10 +174,15 @@ def step(
     if cutlass.const_expr(cfg.picks_keys):
         scores = keep_picked(picked, scores)
     scale_log2 = log2_scale(cfg, args, row.factor)
-    own = row_math.row_maximum(scores, state.row_max)
+    start = state.largest if cfg.write_max else state.row_max
+    own = row_math.row_maximum(scores, start)
     tile_max = own
     for other in exchange(cfg, smem, place, tile + before.work_tiles, own):
         tile_max = cute.arch.fmax(tile_max, other)
+    largest = None
+    if cutlass.const_expr(cfg.write_max):
+        largest = tile_max
+        tile_max = cute.arch.fmax(largest, state.row_max)
     row_max, safe_max, factor = row_math.update_maximum(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
@@ -187,16 +199,17 @@ def step(
     cute.arch.fence_proxy("async.shared", space="cta")
     tensor_memory.fence_before()
     events.p_ready.arrive(0)
-    return RowState(row_max, state.row_sum * factor + total)
+    return PairState(row_max, state.row_sum * factor + total, largest)
 
 
-def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> RowState:
+def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> PairState:
     """Initial state of a row. A sink sets the maximum of all its threads, and counts in the sum of only one."""
     state = first_state(cfg, args, work, row)
+    largest = Float32(-Float32.inf) if cfg.write_max else None
     if not cfg.sink:
-        return state
+        return PairState(state.row_max, state.row_sum, largest)
     counts = place.thread < cfg.tiles.q_box_rows
-    return RowState(state.row_max, select_(counts, state.row_sum, Float32(0.0)))
+    return PairState(state.row_max, select_(counts, state.row_sum, Float32(0.0)), largest)
 
 
 @cute.jit
@@ -205,7 +218,7 @@ def key_tiles(
     warps: SoftmaxWarps,
     work: Work,
     before: Before,
-) -> tuple[RowContext, RowState]:
+) -> tuple[RowContext, PairState]:
     """The mainloop: all key tiles of a work tile."""
     args, place = warps.args, warps.place
     row = row_context(cfg, args, work, 0, place.row_of_tile)
@@ -246,10 +259,12 @@ def run(
         if work.tiles.count > 0:
             events.pv_done.wait(0, (tiles - 1) & 1)
             tensor_memory.fence_after()
-        state = RowState(state.row_max, total)
+        state = replace(state, row_sum=total)
         factor = scales.times(row_math.inverse(total), scales.of_output(cfg, args, work))
         store.output(cfg, args, work, place, tmem + column_of_o(cfg, place), factor)
         if cutlass.const_expr(cfg.write_lse):
             store.log_sum_exp(cfg, args, work, place, state, row.factor)
+        if cutlass.const_expr(cfg.write_max):
+            store.largest_score(cfg, args, work, place, state, row.factor)
         before = Before(tiles, before.work_tiles + 1)
         work = queue.next(cfg, args, before.work_tiles)

@@ -16,7 +16,7 @@ from cute_fa4.dtypes import bytes_of
 from ...instructions import tensor_memory
 from ...steps import row_math
 from ...steps.row_math import RowState
-from ...steps.scores import log2_scale
+from ...steps.scores import log2_scale, scaled_largest
 from ...sync.kernel_args import KernelArgs
 from ...work import results, rows
 from ...work.tile import Work
@@ -100,3 +100,22 @@ def log_sum_exp(
             total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
             lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
         args.lse[results.lse_place(cfg, args, work, row)] = lse
+
+
+@cute.jit
+def largest_score(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    place,
+    state,
+    factor: Float32 | None,
+):
+    """Store the largest score of this thread's row, scaled (one thread per row stores); -inf for a row without keys.
+
+    state: PairState of softmax.py; factor: as for log_sum_exp
+    """
+    row = rows.row_of(cfg, work, 0, place.row_of_tile)
+    if results.is_row(cfg, args, work, row) & (place.thread < cfg.tiles.q_box_rows):
+        found = scaled_largest(args, state.largest, state.row_sum, factor)
+        args.lse[results.max_place(cfg, args, work, row)] = found

@@ -163,7 +163,7 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
         lengths = of_queries.clamp(0, table.shape[1]).expand(q.shape[:2]).reshape(queries)
         lengths = lengths.contiguous()  # with a batch of 1 it is a view of stride 0
     return {
-        "q": _alone("q", q),
+        "q": _alone("q", q if _is_consecutive(q) else q.contiguous()),
         "k_cache": keys,
         "block_table": table,
         "cache_seqlens": lengths,
@@ -183,11 +183,17 @@ def _lengths_of_lists(table, rows: int):
     return torch.where((table >= 0) & (table < rows), order, 0).amax(-1)
 
 
+def _is_consecutive(tensor) -> bool:
+    """Whether all queries of all sequences are at multiples of one stride."""
+    batch, queries = tensor.shape[:2]
+    return batch < 2 or queries < 2 or tensor.stride(0) == queries * tensor.stride(1)
+
+
 def _alone(name: str, tensor):
     """View each query of q or out as its own sequence."""
     batch, queries, *rest = tensor.shape
     strides = tensor.stride()
-    if batch > 1 and queries > 1 and strides[0] != queries * strides[1]:
+    if not _is_consecutive(tensor):
         raise ValueError(
             f"{name}: strides {strides} with indices; accepted: consecutive sequences; copy with "
             f"{name}.contiguous()"

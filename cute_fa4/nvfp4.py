@@ -3,6 +3,7 @@
     codes, scales, factor = nvfp4.quantize(k)       k (..., head_dim), 16 bits or more
     nvfp4.write(k, codes, scales, slots, factor)    rows (tokens, heads, head_dim) into the pages of a cache, in place
     nvfp4.interleaved(scales)                       scales of V in the other layout, v_block_scale_layout="interleaved4"
+    nvfp4.codes_and_scales(pages)                   views of both, of pages whose codes are followed by their scales
 
     codes     torch.uint8 (..., head_dim / 2)           two values a byte, the even column in the low four bits
     scales    torch.float8_e4m3fn (..., head_dim / 16)  one for each 16 columns
@@ -180,6 +181,50 @@ def interleaved(scales: torch.Tensor) -> torch.Tensor:
     mixed = cache_scales.TOKENS
     split = scales.unflatten(-1, (mixed, -1)).unflatten(-3, (-1, mixed))
     return split.movedim(-3, -1).reshape(scales.shape)
+
+
+def codes_and_scales(pages: torch.Tensor, name: str = "pages") -> tuple[torch.Tensor, torch.Tensor]:
+    """-> views (codes, scales) of pages whose codes are followed by their scales, as vLLM stores K, and V.
+
+    pages   uint8 (num_pages, page_size, heads, 9/16 head_dim), or with heads before rows. Each page is one piece of
+            memory: all codes in the order of its strides, then all scales in the same order
+    name    for errors
+
+    >>> codes, scales = codes_and_scales(torch.zeros(3, 4, 2, 36, dtype=torch.uint8))
+    >>> codes.shape, codes.stride(), scales.shape, scales.storage_offset()
+    (torch.Size([3, 4, 2, 32]), (288, 64, 32, 1), torch.Size([3, 4, 2, 4]), 256)
+    """
+    of_block = BLOCK // 2 + 1
+    if pages.dtype is not torch.uint8 or pages.dim() != 4 or pages.shape[-1] % of_block:
+        raise ValueError(
+            f"{name}: shape {tuple(pages.shape)}, dtype {pages.dtype}; accepted: torch.uint8 of four dimensions, the "
+            f"last a multiple of {of_block}: {of_block - 1} bytes of codes and one of scales for each {BLOCK} columns"
+        )
+    first, second, of_row = pages.shape[1:]
+    orders = (
+        (second, 1),
+        (1, first),
+    )  # strides in rows: contiguous, or with the third dimension before the second
+    found = [_rows_apart(pages, n, of_row) for n in (1, 2)]
+    order = next(
+        (x for x in orders if all(f in (None, n) for f, n in zip(found, x, strict=True))), None
+    )
+    if order is None or pages.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: strides {pages.stride()} for shape {tuple(pages.shape)}; accepted: contiguous pages, rows or "
+            "heads first"
+        )
+    views, at = [], pages.storage_offset()
+    for width in (of_row // of_block * (of_block - 1), of_row // of_block):
+        strides = pages.stride(0), *(n * width for n in order), 1
+        views.append(pages.as_strided((*pages.shape[:3], width), strides, at))
+        at += first * second * width
+    return views[0], views[1].view(E4M3.torch)
+
+
+def _rows_apart(pages: torch.Tensor, dim: int, of_row: int):
+    """The stride of a dimension in rows; None: it has one element, whose stride says nothing."""
+    return None if pages.shape[dim] == 1 else pages.stride(dim) / of_row
 
 
 def _check_mixes(name: str, tokens: int, blocks: int) -> None:

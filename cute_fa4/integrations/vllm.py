@@ -14,6 +14,11 @@ vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache, get_mla_m
 vllm/v1/attention/backends/mla/flashmla.py, flashmla_sparse.py   import them from there, and call them
                                            (vllm-project/vllm at 01b1d340; the sparse ones at 008a0c31)
 
+NVFP4 caches (kv_cache_dtype="nvfp4", "nvfp4_4over6"): pages of uint8 in which the scales of K follow its codes, then
+those of V in 4-token order (csrc/libtorch_stable/nvfp4_kv_cache_kernels.cu has the writer, vllm/utils/torch_utils.py
+the views). vLLM's FlashInfer backend takes the views: nvfp4_kv_cache_split_views makes them. flash_attn_varlen_func
+takes the pages.
+
 Prefill of its MLA backends: replacements for two methods that concatenate keys; these do not concatenate
 
 _concat_k_nope_k_pe                of MLACommonImpl (mla_attention.py)    concat_k_nope_k_pe
@@ -26,14 +31,18 @@ from typing import NamedTuple
 
 import torch
 
-from cute_fa4 import interface, mla, mla_sparse
+from cute_fa4 import interface, mla, mla_sparse, nvfp4
 from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.four_bits import BYTES
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
 from cute_fa4.dtypes import E4M3
 from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.invariance import VLLM, asked_by
+from cute_fa4.layouts.cache_scales import INTERLEAVED4, LINEAR
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.system.messages import shown
 
+WRITTEN = {"nvfp4": False, "nvfp4_4over6": True}  # kv_cache_dtype -> four_over_six of nvfp4.write
 NAMES = {
     "page_table": "block_table", "learnable_sink": "s_aux", "return_lse": "return_softmax_lse",
     "o_scale": "output_scale", "aux_tensors": "dynamic_causal",
@@ -83,12 +92,14 @@ def flash_attn_varlen_func(
     q, out        (total_q, heads_q, head_dim), bf16 or fp16; out is written in place. With kv_cache_dtype="fp8" the
                   backend passes float8_e4m3fn k and v, and either float8 q with bf16 out, or 16-bit q and out
     k, v          pages (num_blocks, block_size, heads_kv, head_dim) with block_table and seqused_k; otherwise
-                  packed (total_k, heads_kv, head_dim) with cu_seqlens_k
+                  packed (total_k, heads_kv, head_dim) with cu_seqlens_k. With kv_cache_dtype="nvfp4" under 16-bit q:
+                  pages of uint8 with 9/16 head_dim, codes and scales, as kv_cache[:, 0] and [:, 1] of vLLM's cache
     window_size   [left, right], -1: open
     fa_version    2, 3 or 4: the same kernel
     scheduler_metadata   None or a tensor, which is not read: CTAs compute their work from the lengths
     num_splits    0: chosen; others as in flash_attn_varlen_func
-    q_descale, k_descale, v_descale   scales of float8 tensors, (sequences, heads_kv) or one number. The backend passes
+    q_descale, k_descale, v_descale   scales of float8 tensors, or global scales of NVFP4 caches, (sequences, heads_kv)
+                  or one number. The backend passes
                   them with 16-bit tensors, too, where they are 1 and have no effect: accepted, and checked on the
                   CPU only
     output_scale  one number, float32: out is float8_e4m3fn and holds the result divided by it
@@ -116,6 +127,7 @@ def flash_attn_varlen_func(
         raise ValueError(
             "cu_seqlens_k, seqused_k: both or neither; accepted: cu_seqlens_k for packed keys, seqused_k for pages"
         )
+    k, v, blocks = _without_blocks(k, v, block_table)
     return asked(
         interface.flash_attn_varlen_func, NAMES,
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -123,7 +135,7 @@ def flash_attn_varlen_func(
         softmax_scale=softmax_scale, window_size=window_size,
         softcap=softcap, learnable_sink=s_aux, return_lse=return_softmax_lse,
         **_of_output(q, v, out, output_scale), **_mask_of(causal, dynamic_causal, cu_seqlens_q),
-        **_scales(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale),
+        **_scales(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale), **blocks,
     )  # fmt: skip
 
 
@@ -153,7 +165,7 @@ def _mask_of(causal, dynamic_causal, cu_seqlens_q) -> dict:
 
 def _scales(q, k, **given) -> dict:
     """The scales of 8-bit tensors; the backend also passes scales of others, which must be 1."""
-    unread = ("q_descale",) if _has_8_bits(k) else tuple(given)
+    unread = ("q_descale",) if _has_8_bits(k) or _is_nvfp4(k) else tuple(given)
     for name in () if _has_8_bits(q) else unread:
         _check_descale(name, given.pop(name))
     return given
@@ -161,6 +173,72 @@ def _scales(q, k, **given) -> dict:
 
 def _has_8_bits(x) -> bool:
     return getattr(x, "dtype", None) in FP8
+
+
+def _is_nvfp4(x) -> bool:
+    return getattr(x, "dtype", None) is BYTES
+
+
+def _without_blocks(k, v, block_table) -> tuple:
+    """-> (k, v, their block scales by name): vLLM's NVFP4 pages as codes and scales; others as they are."""
+    if not _is_nvfp4(k) or not _is_nvfp4(v):
+        return k, v, {}
+    if block_table is None:
+        raise NotImplementedError(
+            "block_table: None with k and v of torch.uint8 (NVFP4); accepted: a table of pages, in which codes and "
+            "scales lie side by side"
+        )
+    (k, of_k), (v, of_v) = nvfp4.codes_and_scales(k, "k"), nvfp4.codes_and_scales(v, "v")
+    blocks = {"k_block_scale": of_k, "v_block_scale": of_v, "v_block_scale_layout": INTERLEAVED4}
+    return k, v, blocks
+
+
+def nvfp4_kv_cache_split_views(kv_cache: torch.Tensor) -> tuple[tuple, tuple]:
+    """Views of the codes and the scales of a cache with kv_cache_dtype="nvfp4".
+
+    kv_cache   uint8 (num_blocks, 2, block_size, heads_kv, 9/16 head_dim), or with heads before rows; or K or V of it,
+               without the second dimension
+
+    Returns ((codes of K, of V), (scales of K, of V)), or ((codes,), (scales,)) of one: kv_cache and kv_cache_sf of
+    FlashInfer's functions with backend="trtllm-gen".
+    """
+    check_is_tensor("kv_cache", kv_cache)
+    sides = kv_cache.unbind(1) if kv_cache.dim() == 5 else (kv_cache,)
+    found = [nvfp4.codes_and_scales(side, "kv_cache") for side in sides]
+    codes, scales = zip(*found, strict=True)
+    return codes, scales
+
+
+def reshape_and_cache_flash(
+    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
+) -> None:
+    """Quantize new rows into an NVFP4 cache, in place, with vLLM's parameters; in plain torch.
+
+    key, value     (tokens, heads_kv, head_dim), 16 bits; tokens beyond slot_mapping are padding
+    key_cache, value_cache   kv_cache[:, 0] and [:, 1]: uint8 (num_blocks, block_size, heads_kv, 9/16 head_dim) in NHD
+                   or HND memory, block_size a multiple of 4
+    slot_mapping   (tokens,): block * block_size + row of the block; below 0: the row is not written
+    kv_cache_dtype "nvfp4", or "nvfp4_4over6": each block has the better of two scales
+    k_scale, v_scale   the global scales, one float32 each
+
+    Scales of K are linear, those of V in 4-token order. Bytes are those of nvfp4.quantize. NotImplementedError for
+    other dtypes of a cache.
+    """
+    if not isinstance(kv_cache_dtype, str) or kv_cache_dtype not in WRITTEN:
+        raise NotImplementedError(
+            f"kv_cache_dtype: {shown(kv_cache_dtype)}; accepted: {' or '.join(map(repr, WRITTEN))}; other caches are "
+            "filled by vLLM's reshape_and_cache_flash, or by flash_attn_with_kvcache"
+        )
+    tokens = len(slot_mapping)
+    for rows, cache, factor, layout, name in (
+        (key, key_cache, k_scale, LINEAR, "key_cache"),
+        (value, value_cache, v_scale, INTERLEAVED4, "value_cache"),
+    ):
+        codes, scales = nvfp4.codes_and_scales(cache, name)
+        nvfp4.write(
+            rows[:tokens], codes, scales, slot_mapping, factor, scale_layout=layout,
+            four_over_six=WRITTEN[kv_cache_dtype],
+        )  # fmt: skip
 
 
 class KeysApart(NamedTuple):

@@ -384,7 +384,7 @@ def test_pages_of_one_pool_need_one_table():
 
 NO = NotImplementedError
 REFUSED = {
-    "FP4": (by_decode, STEP, dict(kv_cache_sf=(1, 1)), NO, "kv_cache_sf: (1, 1); accepted: None"),
+    "FP4": (by_decode, STEP, dict(kv_cache_sf=(1, 1)), TypeError, "kv_cache_sf: given with keys of torch.bfloat16"),
     "FP4 out": (by_context, MIXED, dict(out_dtype="nvfp4"), NO, "out_dtype: 'nvfp4'; accepted"),
     "sparse pages": (by_decode, STEP, dict(enable_block_sparse_attention=True), ValueError, "block_tables: shape (3,"),
     "two tables": (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer import tables_of_heads
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
     base_2,
+    blocks_of,
     caches_of,
     check_layout,
     check_no_scale_of_out,
@@ -30,8 +32,10 @@ NAMES = {
     "q": "query", "k": "kv_cache", "v": "kv_cache", "page_table": "block_tables", "seqused_k": "seq_lens",
     "cu_seqlens_q": "cum_seq_lens_q", "max_seqlen_q": "max_q_len", "learnable_sink": "sinks",
     "softmax_scale": "bmm1_scale", "q_descale": "bmm1_scale", "k_descale": "bmm1_scale", "v_descale": "bmm2_scale",
+    "k_block_scale": "kv_cache_sf", "v_block_scale": "kv_cache_sf", "v_block_scale_layout": "kv_cache_sf",
 }  # fmt: skip
 LN_2 = 0.6931471805599453
+OF_AUTO = "trtllm-gen"  # on SM100
 
 
 def trtllm_batch_decode_with_kv_cache(
@@ -77,18 +81,21 @@ def trtllm_batch_decode_with_kv_cache(
     enable_block_sparse_attention   True: these are of each key-value head, (heads_kv, batch, pages) and (heads_kv,
                      batch): the pages that the head selects, and how many keys they hold. One token of a request,
                      pages in HND, no window, no sinks, no buffer for lse
-    bmm1_scale       scale of q k^T; bmm2_scale of out: numbers, or one float32 on the device over an 8-bit cache
+                     NVFP4: uint8 with head_dim / 2
+    kv_cache_sf      of an NVFP4 cache, float8_e4m3fn: a pair, or one tensor, as kv_cache with head_dim / 16. The scales
+                     of V are in the 4-token order of backend "trtllm-gen", which "auto" is; "fa2": linear
+    bmm1_scale       scale of q k^T; bmm2_scale of out: numbers, or one float32 on the device over a quantized cache
     bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), instead of bmm1_scale
     window_left      number of visible keys before a token's own; -1: all
     out, out_dtype   as query; bf16, fp16 or float8_e4m3fn for an 8-bit query
     sinks            (heads,), or a list of one such tensor
     lse              (tokens, heads) float32, base 2; output buffer, returned with return_lse
 
-    Returns out, or (out, lse). NotImplementedError for FP4, a mask of drafted tokens, separate tables of
+    Returns out, or (out, lse). NotImplementedError for FP4 output, a mask of drafted tokens, separate tables of
     keys and values, and skipped softmax; otherwise the errors of cute_fa4.flash_attn_varlen_func.
     """
     check_neutral(
-        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, backend=backend, mask=mask, kv_cache_sf=kv_cache_sf,
+        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, backend=backend, mask=mask,
         skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer,
         bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode, enable_pdl=enable_pdl,
@@ -110,7 +117,7 @@ def trtllm_batch_decode_with_kv_cache(
         check_layout(kv_layout)
         check_neutral_of_heads(
             sinks=(sinks, None), q_len_per_req=(q_len_per_req, 1), window_left=(window_left, -1), lse=(lse, None),
-            kv_layout=(kv_layout, "HND"),
+            kv_layout=(kv_layout, "HND"), kv_cache_sf=(kv_cache_sf, None),
         )  # fmt: skip
         caches = caches_of("kv_cache", kv_cache)
         heads = caches[0].shape[1]
@@ -118,7 +125,8 @@ def trtllm_batch_decode_with_kv_cache(
             query, caches, block_tables, seq_lens
         )
         out = tables_of_heads.out_by_heads(out, heads)
-    given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
+    cache = kv_cache, kv_cache_sf, backend
+    given = query, cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
     results = _attend(
         given, (bmm1_scale, bmm2_scale), sinks, (out, out_dtype), (lse, return_lse), q_len_per_req, options
     )  # fmt: skip
@@ -178,7 +186,7 @@ def trtllm_batch_context_with_kv_cache(
     Other parameters as in trtllm_batch_decode_with_kv_cache.
     """
     check_neutral(
-        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf, enable_pdl=enable_pdl,
+        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, enable_pdl=enable_pdl,
         skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer, use_fp16_softmax=use_fp16_softmax,
         uses_spcompress=uses_spcompress,
@@ -197,7 +205,8 @@ def trtllm_batch_context_with_kv_cache(
         "max_seqlen_q": max_q_len,
         "window_size": window_of(window_left, right_of(causal)),
     }
-    given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
+    cache = kv_cache, kv_cache_sf, "auto"
+    given = query, cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
     return _attend(
         given, (bmm1_scale, bmm2_scale), sinks, (out, out_dtype), (lse, return_lse), None, options
     )  # fmt: skip
@@ -205,16 +214,17 @@ def trtllm_batch_context_with_kv_cache(
 
 def _attend(given, scales, sinks, outs, lses, queries: int | None, options: dict):
     """queries: per request, or None if options have offsets."""
-    query, kv_cache, block_tables, seq_lens, kv_layout, shared = given
+    query, (kv_cache, kv_cache_sf, backend), block_tables, seq_lens, kv_layout, shared = given
     check_layout(kv_layout)
     k, v = caches_of("kv_cache", kv_cache)
     table = check_table(block_tables, shared)
     of_scores, of_values = scales
-    options = options | scales_of(query, k, of_scores, of_values, SCALES)
+    options = options | blocks_of((k, v), kv_cache_sf, backend, OF_AUTO)
+    options |= scales_of(query, k, of_scores, of_values, SCALES)
     options["learnable_sink"] = sink_of(sinks)
     where = table, as_int32("seq_lens", seq_lens), kv_layout
     out, out_dtype = outs
-    out = out_of(out, out_dtype, query, v.shape[-1])
+    out = out_of(out, out_dtype, query, columns_of(v))
     return asked(attend_pages, NAMES, query, (k, v), where, queries, lses, out=out, **options)
 
 

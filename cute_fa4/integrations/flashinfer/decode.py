@@ -113,10 +113,13 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
     ):
         """(batch * q_len_per_req, heads, head_dim) over the pages of a layer -> out, or (out, lse).
 
-        q_scale, k_scale, v_scale   numbers, or one float32 on the device over an 8-bit cache
+        q_scale, k_scale, v_scale   numbers, or one float32 on the device over a quantized cache
+        kv_cache_sf   of an NVFP4 cache (kv_data_type torch.uint8, rows of head_dim / 2 bytes), float8_e4m3fn: a pair,
+                      or one tensor, as the cache with head_dim / 16. The scales of V are in the 4-token order of
+                      backend="trtllm-gen", or linear as in "fa2", which "auto" is
         """
-        check_run(args, kv_cache_sf, skip_softmax_threshold_scale_factor, enable_pdl)
-        caches = caches_of("paged_kv_cache", paged_kv_cache)
+        check_run(args, skip_softmax_threshold_scale_factor, enable_pdl)
+        caches = caches_of("paged_kv_cache", paged_kv_cache), kv_cache_sf
         queries = None if self._plan is None else self._plan.queries
         if self._plan is not None and q_len_per_req not in (None, queries):
             raise ValueError(

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer.batches import PACKED, attend_pages
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
+    blocks_of,
     check_layout,
     out_of,
     right_of,
@@ -35,7 +37,9 @@ NAMES = {
     "page_table": "block_tables", "seqused_k": "seq_lens", "cu_seqlens_q": "qo_indptr", "cu_seqlens_k": "kv_indptr",
     "learnable_sink": "sinks", "softmax_scale": "sm_scale", "softcap": "logits_soft_cap", "q_descale": "q_scale",
     "k_descale": "k_scale", "v_descale": "v_scale", "tokens_per_split": "fixed_split_size * page_size",
+    "k_block_scale": "kv_cache_sf", "v_block_scale": "kv_cache_sf", "v_block_scale_layout": "kv_cache_sf",
 }  # fmt: skip
+OF_AUTO = "fa2"  # the backend of the wrappers that "auto" is for an NVFP4 cache
 OF_PAGES = NAMES | {"k": "paged_kv_cache", "v": "paged_kv_cache"}
 
 
@@ -66,7 +70,7 @@ class Wrapper:
         check_layout(kv_layout)
         check_neutral(backend=backend)
         self.device = float_workspace_buffer.device
-        self._kv_layout = kv_layout
+        self._kv_layout, self._backend = kv_layout, backend
         self._use_cuda_graph = use_cuda_graph
         self._plan: Plan | None = None
         self._kept: dict[str, torch.Tensor] = {}
@@ -110,13 +114,17 @@ class Wrapper:
         heads = q.shape[1], k.shape[1 if k.dim() == 4 and self._kv_layout == "HND" else -2]
         for name, found, planned in (
             ("num_qo_heads, num_kv_heads", heads, plan.heads),
-            ("head_dim", (q.shape[-1], k.shape[-1]), (plan.depth, plan.depth)),
-            ("head_dim_vo", v.shape[-1], plan.depth_v or v.shape[-1]),
+            ("head_dim", (q.shape[-1], columns_of(k)), (plan.depth, plan.depth)),
+            ("head_dim_vo", columns_of(v), plan.depth_v or columns_of(v)),
             ("q_data_type, kv_data_type", (q.dtype, k.dtype), plan.dtypes[:2]),
         ):
             if found != planned:
                 raise ValueError(f"{name}: {found} in run; accepted: {planned}, as planned")
         return plan
+
+    def _blocks(self, k, v, kv_cache_sf) -> dict:
+        """The block scales of an NVFP4 cache, in the order of the backend; {} without."""
+        return blocks_of((k, v), kv_cache_sf, self._backend, OF_AUTO)
 
     def _changed(self, **given) -> None:
         """The options of the plan that forward overrides, as in FlashInfer."""
@@ -209,20 +217,22 @@ class Paged(Wrapper):
         }
 
     def _run(self, q, caches, scales, outs, window_left, sinks, queries):
-        """outs: (out, lse, return_lse)."""
+        """caches: (K, V), kv_cache_sf. outs: (out, lse, return_lse)."""
+        caches, kv_cache_sf = caches
         k, v = caches
         plan = self._planned(q, k, v)
         left, right = plan.window
         options = dict(
             window_size=window_of(left if window_left is None else window_left, right),
             learnable_sink=sink_of(sinks),
+            **self._blocks(k, v, kv_cache_sf),
             **scaled(plan, q, k, *scales),
             **plan.options,
         )
         if plan.offsets is not None:
             options |= dict(cu_seqlens_q=plan.offsets, max_seqlen_q=plan.max_queries)
         where = plan.table, plan.lengths, self._kv_layout
-        out = out_of(outs[0], plan.dtypes[2], q, v.shape[-1])
+        out = out_of(outs[0], plan.dtypes[2], q, columns_of(v))
         return asked(
             attend_pages, OF_PAGES, q, caches, where, queries, outs[1:], out=out, **options
         )
@@ -235,14 +245,10 @@ def scaled(plan: Plan, q, k, q_scale, k_scale, v_scale) -> dict:
     return scales_of(q, k, scale, 1.0 if v_scale is None else v_scale, SCALES)
 
 
-def check_run(args: tuple, kv_cache_sf, skip_softmax, enable_pdl) -> None:
+def check_run(args: tuple, skip_softmax, enable_pdl) -> None:
     """Refuse arguments that run does not support."""
     if args:
         raise NotImplementedError(
             f"run: {len(args)} further arguments by position, for a kernel of the caller; accepted: none"
         )
-    check_neutral(
-        kv_cache_sf=kv_cache_sf,
-        skip_softmax_threshold_scale_factor=skip_softmax,
-        enable_pdl=enable_pdl,
-    )
+    check_neutral(skip_softmax_threshold_scale_factor=skip_softmax, enable_pdl=enable_pdl)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.tensors import OUT_OF
 from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer.plans import (
@@ -157,11 +158,13 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
     ):
         """(tokens, heads, head_dim) over the pages of a layer -> out, or (out, lse).
 
-        q_scale, k_scale, v_scale   numbers, or one float32 on the device over an 8-bit cache
+        q_scale, k_scale, v_scale   numbers, or one float32 on the device over a quantized cache
+        kv_cache_sf   as in BatchDecodeWithPagedKVCacheWrapper.run
         """
-        check_run(args, kv_cache_sf, skip_softmax_threshold_scale_factor, enable_pdl)
+        check_run(args, skip_softmax_threshold_scale_factor, enable_pdl)
         check_neutral(use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress)
-        caches, scales = caches_of("paged_kv_cache", paged_kv_cache), (q_scale, k_scale, v_scale)
+        caches = caches_of("paged_kv_cache", paged_kv_cache), kv_cache_sf
+        scales = q_scale, k_scale, v_scale
         return self._run(q, caches, scales, (out, lse, return_lse), window_left, sinks, None)
 
     def forward(
@@ -288,17 +291,20 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
         enable_pdl=None,
         kv_cache_sf=None,
     ):
-        """(tokens, heads, head_dim) over packed keys and values -> out, or (out, lse)."""
-        check_run(args, kv_cache_sf, None, enable_pdl)
+        """(tokens, heads, head_dim) over packed keys and values -> out, or (out, lse).
+
+        kv_cache_sf   (of k, of v) of NVFP4, (tokens, heads_kv, head_dim / 16) float8_e4m3fn, linear
+        """
+        check_run(args, None, enable_pdl)
         check_no_scale_of_out(o_scale, "v_scale")
         plan = self._planned(q, k, v)
         wanted = return_lse or lse is not None
         results = asked(
             interface.flash_attn_varlen_func, NAMES,
             q, k, v, plan.offsets, plan.key_offsets, plan.max_queries, window_size=window_of(*plan.window),
-            out=out_of(out, plan.dtypes[2], q, v.shape[-1]), return_lse=wanted,
+            out=out_of(out, plan.dtypes[2], q, columns_of(v)), return_lse=wanted,
             batch_invariant=asked_by(VLLM, SGLANG),
-            **scaled(plan, q, k, q_scale, k_scale, v_scale), **plan.options,
+            **scaled(plan, q, k, q_scale, k_scale, v_scale), **self._blocks(k, v, kv_cache_sf), **plan.options,
         )  # fmt: skip
         if not wanted:
             return results

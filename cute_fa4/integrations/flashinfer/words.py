@@ -8,10 +8,14 @@ from typing import Any
 import torch
 
 from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.four_bits import BYTES
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
+from cute_fa4.layouts.cache_scales import INTERLEAVED4, LINEAR
 from cute_fa4.system.messages import shown
 
 LAYOUTS = ("NHD", "HND")
+# The order of the block scales of V in an NVFP4 cache (layouts/cache_scales.py), by the backend that reads it.
+V_SCALES = {"trtllm-gen": INTERLEAVED4, "fa2": LINEAR}
 
 
 def check_layout(kv_layout) -> None:
@@ -35,6 +39,36 @@ def caches_of(name: str, cache) -> tuple[torch.Tensor, torch.Tensor]:
     return cache[:, 0], cache[:, -1]
 
 
+def blocks_of(caches: tuple, kv_cache_sf, backend, auto: str) -> dict:
+    """The block scales of an NVFP4 cache, as the public functions take them; {} without.
+
+    caches       (K, V); kv_cache_sf has the scales of both, as a pair or as one tensor, like a cache
+    backend      whose order the scales of V have; auto: the one that FlashInfer takes for "auto"
+    """
+    k, v = (getattr(x, "dtype", None) for x in caches)
+    if kv_cache_sf is None and BYTES not in (k, v):
+        return {}
+    if kv_cache_sf is None or (k, v) != (BYTES, BYTES):
+        found = "None" if kv_cache_sf is None else "given"
+        raise TypeError(
+            f"kv_cache_sf: {found} with keys of {k} and values of {v}; accepted: the scales of each 16 numbers of keys "
+            f"and values of {BYTES} (NVFP4); None over others"
+        )
+    if backend in ("auto", None):
+        backend = auto
+    if backend not in V_SCALES:
+        raise NotImplementedError(
+            f"backend: {shown(backend)} with kv_cache_sf; accepted: {' or '.join(map(repr, V_SCALES))}, which say in "
+            "which order the scales of V are, or 'auto'"
+        )
+    of_k, of_v = caches_of("kv_cache_sf", kv_cache_sf)
+    return {
+        "k_block_scale": of_k,
+        "v_block_scale": of_v,
+        "v_block_scale_layout": V_SCALES[backend],
+    }
+
+
 def as_int32(name: str, tensor) -> torch.Tensor:
     """Lengths and pages as int32; uint32 is accepted."""
     check_is_tensor(name, tensor)
@@ -54,22 +88,22 @@ def scales_of(q, k, of_scores, of_values, names: tuple[str, str]) -> dict:
     """softmax_scale and descales of a call with these scales of scores and values.
 
     A number becomes the softmax scale. A tensor (one float32 on the device, without synchronization) becomes the
-    scale of an 8-bit q, or of 8-bit keys. names: of the two arguments, for errors.
+    scale of an 8-bit q, or of quantized keys. names: of the two arguments, for errors.
     """
     scales: dict[str, Any] = {}
     if isinstance(of_scores, torch.Tensor):
-        if not _has_8_bits(k):
+        if not _is_quantized(k):
             raise NotImplementedError(_tensor_with_16_bits(names[0]))
         scales["q_descale" if _has_8_bits(q) else "k_descale"] = one_number(names[0], of_scores)
         scales["softmax_scale"] = 1.0
     else:
         scales["softmax_scale"] = of_scores
     if isinstance(of_values, torch.Tensor):
-        if not _has_8_bits(k):
+        if not _is_quantized(k):
             raise NotImplementedError(_tensor_with_16_bits(names[1]))
         scales["v_descale"] = one_number(names[1], of_values)
     elif of_values != 1.0:
-        if not _has_8_bits(k):
+        if not _is_quantized(k):
             raise NotImplementedError(
                 f"{names[1]}: {shown(of_values)} with values of 16 bits; accepted: 1.0"
             )
@@ -79,6 +113,10 @@ def scales_of(q, k, of_scores, of_values, names: tuple[str, str]) -> dict:
 
 def _has_8_bits(x) -> bool:
     return getattr(x, "dtype", None) in FP8
+
+
+def _is_quantized(x) -> bool:
+    return getattr(x, "dtype", None) in (*FP8, BYTES)
 
 
 def _tensor_with_16_bits(name: str) -> str:

@@ -8,6 +8,7 @@ configurations are made, and kernels are loaded, without the compiler.
     bf16   16   bfloat16          kind::f16       no
     e4m3    8   float8_e4m3fn     kind::f8f6f4    e4m3, fp16, bf16, 32
     e2m1    4   float4_e2m1fn_x2  no operand      -, fp16, -, 16
+    mxe4m3  8   float8_e4m3fn     no operand      -, fp16, -, 32
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Quantized:
     dequantized_to   dtype that holds every number: K and V become it under queries of 16 bits
     out        dtype of O where a call names none
     block      consecutive numbers of a row that one block scale (MXFP8, NVFP4) multiplies
+    scales     dtype of these scales where a cache always has them, in tensors of their own; None: it has none
     """
 
     p: str
@@ -34,6 +36,7 @@ class Quantized:
     dequantized_to: str
     out: str
     block: int
+    scales: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Dtype:
     mma_kind, mma_code         .kind of tcgen05.mma and the format in its descriptor; None: no operand of an MMA
     largest    the largest finite number, of floating-point types
     quantized  None: numbers need no scale
+    numbers    the dtype of its numbers, where a row differs from it by scales of blocks; None: its own
     """
 
     name: str
@@ -58,6 +62,7 @@ class Dtype:
     mma_code: int | None = None
     largest: float | None = None
     quantized: Quantized | None = None
+    numbers: str | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -86,8 +91,14 @@ class Dtype:
 
     @property
     def element(self) -> str:
-        """Name of the dtype of what memory holds: itself, or bytes where numbers share one."""
-        return self.name if self.in_byte == 1 else "u8"
+        """Name of the dtype of what memory holds: that of its numbers, or bytes where numbers share one."""
+        return self.numbers or self.name if self.in_byte == 1 else "u8"
+
+    @property
+    def cache_scales(self) -> Dtype | None:
+        """Dtype of the scales of blocks that a cache of this dtype has in tensors of its own; None: it has none."""
+        name = self.quantized.scales if self.quantized else None
+        return E8M0 if name == E8M0.name else DTYPES.get(name or "")
 
     @property
     def is_operand(self) -> bool:
@@ -161,15 +172,26 @@ E5M2 = Dtype(
 E2M1 = Dtype(
     *("e2m1", 4, "float4_e2m1fn_x2", "Float4E2M1FN", "e2m1"),
     largest=6.0,
-    quantized=Quantized(p="fp16", one=0x22, dequantized_to="fp16", out="bf16", block=16),
+    quantized=Quantized(
+        p="fp16", one=0x22, dequantized_to="fp16", out="bf16", block=16, scales="e4m3"
+    ),
 )
 """Of caches (NVFP4): two numbers a byte. Kernels read bytes; fp16 holds each number times an e4m3 scale exactly."""
+MXE4M3 = Dtype(
+    *("mxe4m3", 8, "float8_e4m3fn", "Float8E4M3FN", "e4m3"),
+    largest=448.0,
+    quantized=Quantized(
+        p="fp16", one=0x38, dequantized_to="fp16", out="bf16", block=32, scales="e8m0"
+    ),
+    numbers="e4m3",
+)
+"""Of caches (MXFP8): e4m3 numbers whose blocks have e8m0 scales, which fp16 holds from 2^-24 to 2^7."""
 F32 = Dtype("f32", 32, "float32", "Float32", "f32", largest=(2 - 2**-23) * 2.0**127)
 
 DTYPES = {
     row.name: row
     for row in (
-        *(BF16, FP16, E4M3, E5M2, E2M1, F32),
+        *(BF16, FP16, E4M3, E5M2, E2M1, MXE4M3, F32),
         Dtype("i32", 32, "int32", "Int32", "s32"),
         Dtype("i64", 64, "int64", "Int64", "s64"),
         Dtype("u8", 8, "uint8", "Uint8", "u8"),
@@ -191,7 +213,7 @@ OPERAND_OF_BITS = {DTYPES[name].bits: DTYPES[name] for name in reversed(OPERANDS
 PLAIN = tuple(name for name, row in DTYPES.items() if not row.is_quantized)
 PLAIN_FLOATS = tuple(name for name in FLOATS if not DTYPES[name].is_quantized)
 NAME_OF_CUTLASS = {row.cutlass_name: name for name, row in reversed(DTYPES.items())}
-_OF_TORCH = {row.torch_name: row for row in DTYPES.values()}
+_OF_TORCH = {row.torch_name: row for row in DTYPES.values() if row.numbers is None}
 
 
 def row_of(name: str | None) -> Dtype:

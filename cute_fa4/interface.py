@@ -48,7 +48,7 @@ from cute_fa4.calls.operands.foreign import check_arguments
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable, wants_gradient
 from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import OF_QUERIES, are_wide, quantised_of
+from cute_fa4.calls.queries import OF_QUERIES, are_wide, are_wide_in, quantised_of
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import Choices
 from cute_fa4.calls.small_blocks import with_lists_of_tiles
@@ -74,7 +74,7 @@ def _attend(function, tensors: CallTensors, asked: tuple, rest: tuple, unusual):
         if given["workspace"] is not None:
             return _in_workspace(function, arguments_of(function, tensors, asked, rest))
         tensors, asked, rest = _checked(function, tensors, asked, given)
-    if are_wide(tensors.q, tensors.k):
+    if are_wide(tensors.q, tensors.k, tensors.k_block_scale):
         tensors = _with_quantised_q(tensors, arguments_of(function, tensors, asked, rest))
     result = again(tensors, asked)
     if result is not None:
@@ -99,7 +99,7 @@ def _attend_with_cache(function, tensors: CallTensors, asked: tuple, rest: tuple
         refuse_unbuilt(**{name: given[name] for name in ("rotary_cos", "rotary_sin", "qv")})
     if tensors.seqused_k is None:
         tensors = with_rows_of_cache(tensors)
-    if are_wide(tensors.q, tensors.k):
+    if are_wide(tensors.q, tensors.k, tensors.k_block_scale):
         arguments = arguments_of(function, tensors, asked, rest, cached=True)
         tensors = _with_quantised_q(tensors, arguments)
     if type(tensors.seqused_k) is torch.Tensor:
@@ -171,7 +171,7 @@ def through_operator(function, arguments: dict):
     try:
         check_arguments(function, positional, others, arguments)
         policy.check_quantize(arguments["q_quantize"])
-        if are_wide(arguments["q"], arguments.get("k_cache", arguments["k"])):
+        if are_wide_in(arguments):
             found = zip(OF_QUERIES, quantised_of(arguments), strict=True)
             arguments |= {name: value for name, value in found if name in arguments}
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
@@ -274,8 +274,8 @@ def flash_attn_func(
     o_scale       float32: out stores the result times this; one number, or (batch, heads_kv). None: 1
     k_block_scale, v_block_scale  float8_e4m3fn, of k and v of 4 bits (NVFP4) under q of 16 bits: k and v are uint8 with
                   head_dim / 2 bytes a row, two E2M1 numbers each, the even column in the low bits, and these are as
-                  they with head_dim / 16, one for each 16 numbers. Stored number * block scale * k_descale, of one
-                  number or (batch, heads_kv), is meant. cute_fa4.nvfp4 makes them; head dims of 64, 128, 192, 256
+                  they with head_dim / 16. Or float8_e8m0fnu with head_dim / 32, of float8_e4m3fn k and v (MXFP8). Meant
+                  is number * block scale * k_descale; cute_fa4.nvfp4, .mxfp8; head dims of 64, 128, 192, 256
     v_block_scale_layout  "linear", or "interleaved4": v_block_scale in the order that kernels of TensorRT-LLM read
                   (docs/serving/four_bits.md), of dense k and v or pages of multiples of 4 rows; k_block_scale is linear
     q_quantize    for q of 16 bits over k and v of float8. "never": q stays unchanged, with the error of 16 bits;

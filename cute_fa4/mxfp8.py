@@ -3,6 +3,7 @@
     q8, q_descale = mxfp8.quantise(q)       q8 torch.float8_e4m3fn of q's shape
     k8, k_descale = mxfp8.quantise(k)       k_descale torch.float8_e8m0fnu, (..., head_dim / 32)
     flash_attn_func(q8, k8, v8, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    flash_attn_func(q, k8, v8, k_block_scale=k_scale, v_block_scale=v_scale)    of a cache, under q of 16 bits
 
 The scale of a block is 2^(floor(log2 of its largest value) - exponent of the dtype's largest value: 8 for e4m3, 15
 for e5m2). Values are rounded to nearest even and saturate at the dtype's largest value (OCP Microscaling Formats

@@ -163,6 +163,7 @@ VARIANTS = {
         **CAUSAL,
     },
     "bf16 over e2m1": {**DECODE, **NVFP4, "rows": 8, **CAUSAL},
+    "bf16 over mxe4m3": {**DECODE, **NVFP4, "kv_dtype": "mxe4m3", "rows": 8, **CAUSAL},
     "e2m1 d256": {**PAGES, **NVFP4, "head_dim": 256, "v_block_scale_layout": "interleaved4"},
     "latent": {**LATENT, "group": 16, "family": "mla_decode"},
     "latent pair": {**LATENT, "group": 128, "family": "mla_pair"},

@@ -59,7 +59,7 @@ MODEL = {
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
     "kv_dtype": Field(
-        "text", "of caches under 16-bit queries: e4m3, e5m2, e2m1; default: as dtype"
+        "text", "of caches under 16-bit queries: e4m3, e5m2, e2m1, mxe4m3; default: as dtype"
     ),
     "v_block_scale_layout": _V_LAYOUT,
     "four_over_six": _FOUR,
@@ -98,7 +98,9 @@ MODEL = {
 }
 CONFIG = {
     "qkv_dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
-    "kv_dtype": Field("text", "of k and v under 16-bit q: e4m3, e5m2 or e2m1; default: as q"),
+    "kv_dtype": Field(
+        "text", "of k and v under 16-bit q: e4m3, e5m2, e2m1 or mxe4m3; default: as q"
+    ),
     "v_block_scale_layout": _V_LAYOUT,
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),

@@ -74,8 +74,8 @@ def models_of(
 
     path             config.json, or the directory that has it
     page_size        keys of a page of the cache
-    kv_dtype         of caches: "e4m3", "e5m2" or "e2m1"; None: as the model's dtype. An entry for calls without a
-                     cache, one for queries of 16 bits over it, and one for queries that are quantized before the call
+    kv_dtype         of caches: "e4m3", "e5m2", "e2m1", "mxe4m3"; None: as that of the model. An entry for calls without
+                     a cache, one for queries of 16 bits over it, and one for queries quantized before the call
     tensor_parallel  GPUs that share the heads
     calls            of configs_for_model, each listed by the entries that have its tensors; None: those of a server
     q_quantize       "auto" or "never": only queries of 16 bits over such a cache, "before": only quantized ones; None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cute_fa4.calls.on_pairs import lengths_of
-from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES, columns_of
+from cute_fa4.calls.operands.four_bits import columns_of, name_of_keys
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, are_in_pages, are_rows
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.compiler import policy
@@ -57,7 +57,8 @@ def dtypes_of(q, k, options: Options) -> dict:
     if options.latent and are_in_pages(q, k):
         return STORED_IN_PAGES
     of_rope = {} if options.rope is None else options.rope.dtypes
-    return {"kv_dtype": None if k.dtype == q.dtype else KEY_DTYPE_NAMES[k.dtype], **of_rope}
+    of_blocks = None if options.scales is None else options.scales.tensors.get("k_block_scale")
+    return {"kv_dtype": None if k.dtype == q.dtype else name_of_keys(k, of_blocks), **of_rope}
 
 
 def head_dim_of(q, options: Options) -> int:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_fa4.calls.asked import length_may_choose
+from cute_fa4.calls.operands.four_bits import has_mx_blocks
 from cute_fa4.calls.operands.scale_views import is_by_row
 from cute_fa4.calls.operands.scales import check_no_scale
 from cute_fa4.calls.operands.tensors import (
@@ -58,9 +59,17 @@ LARGEST_BESIDE = (
 )  # of columns of q that keep 16 bits, divided by the scale of their row: fp16 holds it
 
 
-def are_wide(q, k) -> bool:
-    """Whether q has 16 bits over keys of 8."""
+def are_wide(q, k, k_block_scale=None) -> bool:
+    """Whether q has 16 bits over keys of 8 and may be quantized: over an MXFP8 cache it never is."""
+    if has_mx_blocks(k, k_block_scale):
+        return False
     return getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE
+
+
+def are_wide_in(arguments: Mapping[str, Any]) -> bool:
+    """The same of arguments by name."""
+    keys = arguments.get("k_cache", arguments["k"])
+    return are_wide(arguments["q"], keys, arguments["k_block_scale"])
 
 
 def heads_of(k, heads_first: bool) -> int:

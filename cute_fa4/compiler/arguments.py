@@ -10,7 +10,6 @@ from itertools import compress
 from math import prod
 
 from cute_fa4.dtypes import DTYPES, E4M3, elements_in
-from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import (
     BLOCKS,
     LENGTHS,
@@ -24,6 +23,7 @@ from cute_fa4.operands import (
 from cute_fa4.scales import BLOCK, HEAD, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.blueprint.cache_blocks import in_words
 from cute_fa4.sm100.blueprint.listed import has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.launches import own_parts_shapes
@@ -136,8 +136,8 @@ def _descales(config: FA4Config) -> tuple | None:
             dtype = "u8"
         every.append(_fake(dtype, (None,) * rank, free_last=True))
     if config.cache_blocks:
-        of_v = "i32" if config.v_block_scale_layout == LINEAR else "u8"
-        every += [_fake(dtype, (None,) * (of_keys + 1)) for dtype in ("i32", of_v)]
+        elements = ("i32" if in_words(config, name) else "u8" for name in "kv")
+        every += [_fake(dtype, (None,) * (of_keys + 1)) for dtype in elements]
     if config.latent_blocks:
         every.append(_fake("i32", (None,) * of_keys))
     return tuple(every) or None

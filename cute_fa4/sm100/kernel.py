@@ -236,8 +236,8 @@ class SM100Kernel:
         in_cache    with seqused_k: 1 if seqused_k does not count the keys of this call's queries, else 0; then the
                     tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
         descales    the tensors of cfg.descales, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1. With
-                    cfg.cache_blocks then the scales of K and V, as they with an Int32 for four of them as depth;
-                    of V a byte for each where cfg.v_block_scale_layout is not linear
+                    cfg.cache_blocks then the scales of K and V, as they with an Int32 for four of them as depth,
+                    or with a byte for each (blueprint/cache_blocks.py)
         rope        the last cfg.rope_depth columns of K, which all heads share, as K of one head, or in pages of
                     cfg.rope_page_size rows; then their page table, (batch, pages) int32; if they have 16 bits and
                     the rest 8, those of Q, as mQ; if they have scales, one for each of their rows, f32 of any strides

@@ -37,9 +37,13 @@ from .test_hf_config import PUBLISHED
 CALLS = 5000  # of all models; planning one takes about a millisecond
 TOKENS = 1 << 16  # of a step, at most
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+BLOCKS = {"e2m1": (16, E4M3), "mxe4m3": (32, torch.float8_e8m0fnu)}  # numbers of a scale, its dtype
 # name -> (arguments of configs_for_model, arguments of every call). Shapes as the models' published configurations
 # have them, divided by the GPUs they are served on.
 DENSE = dict(calls=("packed", "paged", "kvcache", "cascade"))
+CACHED = dict(
+    head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), calls=("kvcache",), descales="kv"
+)
 MODELS = {
     "Llama 3 8B": (DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,)), {}),
     "Llama 3 70B, 8 GPUs": (DENSE | dict(head_dim=128, heads_q=8, heads_kv=1, page_sizes=(16, 64)), {}),
@@ -62,11 +66,8 @@ MODELS = {
         DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), kv_dtype="e4m3", descales="kv"),
         dict(descales="kv"),
     ),
-    "Llama 3 8B, NVFP4 cache": (
-        dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), calls=("kvcache",), kv_dtype="e2m1",
-             descales="kv"),
-        dict(descales="kv"),
-    ),
+    "Llama 3 8B, NVFP4 cache": (CACHED | dict(kv_dtype="e2m1"), dict(descales="kv")),
+    "Llama 3 8B, MXFP8 cache": (CACHED | dict(kv_dtype="mxe4m3"), dict(descales="kv")),
     "Gemma 2 9B, NVFP4 cache of TensorRT-LLM": (
         dict(head_dim=256, heads_q=16, heads_kv=8, page_sizes=(16,), calls=("kvcache",), kv_dtype="e2m1",
              descales="kv", v_block_scale_layout="interleaved4", four_over_six=True),
@@ -212,11 +213,14 @@ def a_call(draw, model: dict, options: dict) -> None:
         columns = dict(dtype=torch.uint8) if of_4 else dict(dtype=cache)
         k_cache, v_cache = (numbers(*pages, depth // (1 + of_4), **columns) for _ in "kv")
         given = dict(cu_seqlens_q=ends, max_seqlen_q=queries) if packed else {}
-        if of_4:
-            given |= {f"{x}_block_scale": numbers(*pages, depth // 16, dtype=E4M3) for x in "kv"}
+        block, powers = BLOCKS.get(model.get("kv_dtype"), (0, None))
+        if block:
+            given |= {
+                f"{x}_block_scale": numbers(*pages, depth // block, dtype=powers) for x in "kv"
+            }
             of_scales = "v_block_scale_layout", "four_over_six"
             given |= {name: options[name] for name in of_scales if name in options}
-        if new:
+        if new and block != 32:  # MXFP8 caches take no new rows
             of_new = wide if of_4 else draw.choice((cache, wide))
             given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}
             if packed:

@@ -1,15 +1,14 @@
-"""Caches of 4 bits (NVFP4): calls against attention in float64 of the values that codes and scales mean.
+"""Caches whose blocks have scales (NVFP4, MXFP8): calls against attention in float64 of the values that they mean.
 
-Codes are any of the 256 bytes, scales any e4m3 numbers from 2^-9, a subnormal one, to 2^-1, so that the scale of a
-neighbouring block, row or head shows. Scales of unused rows are NaN (0x7f). Lengths are 0, or end before, at and after
-a tile of 128 keys.
+Codes are any bytes that are numbers, scales of NVFP4 any e4m3 numbers from 2^-9, a subnormal one, to 2^-1, of MXFP8
+powers from 2^-14 to 2^-8, so that the scale of a neighbouring block, row or head shows. Scales of unused rows are NaN.
+Lengths are 0, or end before, at and after a tile of 128 keys.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +20,10 @@ from cute_fa4 import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    mxfp8,
     nvfp4,
 )
 from cute_fa4.dtypes import DTYPES
-from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 from cute_fa4.sm100.wide.dequantized.schedule import SlotWideTile
@@ -40,46 +39,90 @@ from tests.serving.test_masks import MASKS
 from tests.suite import turns
 
 E4M3 = torch.float8_e4m3fn
-LEAST, MOST, NONE = 0x01, 0x30, 0x7F  # bytes of scales: 2^-9, 2^-1, NaN
+NONE = 0x7F  # the byte of NaN: of e4m3
+
+
+@dataclass(frozen=True)
+class Format:
+    """Bytes of a cache.
+
+    in_byte, block   numbers that share a byte, and a scale
+    scales           bytes of the least and of the largest scale that is drawn, and of NaN
+    dtypes           of codes and of scales
+    unused           byte of codes in rows that belong to no sequence
+    """
+
+    in_byte: int
+    block: int
+    scales: tuple[int, int, int]
+    dtypes: tuple
+    unused: int
+
+    def values(self, codes, scales) -> torch.Tensor:
+        codes, scales = codes.view(self.dtypes[0]), scales.view(self.dtypes[1])
+        dequantize = nvfp4.dequantize if self.in_byte == 2 else mxfp8.dequantise
+        return dequantize(codes, scales)
+
+    def drawn(self, size: tuple, generator) -> torch.Tensor:
+        codes = torch.randint(0, 256, size, generator=generator).byte()
+        return codes if self.in_byte == 2 else torch.where(codes & NONE == NONE, 0x15, codes)
+
+
+FORMATS = {
+    "nvfp4": Format(2, 16, (0x01, 0x30, NONE), (torch.uint8, E4M3), 0x55),  # 2^-9 to 2^-1
+    "mxfp8": Format(1, 32, (113, 119, 255), (E4M3, torch.float8_e8m0fnu), NONE),
+}
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Sequences of codes (length, heads, depth / 2) and of bytes of scales (length, heads, depth / 16)."""
+    """Sequences of codes (length, heads, depth / in_byte) and of bytes of scales (length, heads, depth / block)."""
 
     codes: dict
     scales: dict
+    of: Format = FORMATS["nvfp4"]
 
     @staticmethod
-    def draw(keys, heads: int, depths: dict, seed: int = 0) -> Cache:
-        generator = torch.Generator().manual_seed(seed)
+    def draw(keys, heads: int, depths: dict, seed: int = 0, of: str = "nvfp4") -> Cache:
+        generator, form = torch.Generator().manual_seed(seed), FORMATS[of]
+        low, high, _ = form.scales
 
-        def of(depth, numbers, low, high):
-            sizes = [(n, heads, depth // numbers) for n in keys]
-            return [torch.randint(low, high, size, generator=generator).byte() for size in sizes]
+        def codes(depth):
+            return [form.drawn((n, heads, depth // form.in_byte), generator) for n in keys]
+
+        def scales(depth):
+            sizes = [(n, heads, depth // form.block) for n in keys]
+            return [
+                torch.randint(low, high + 1, size, generator=generator).byte() for size in sizes
+            ]
 
         return Cache(
-            {name: of(depth, 2, 0, 256) for name, depth in depths.items()},
-            {name: of(depth, 16, LEAST, MOST + 1) for name, depth in depths.items()},
+            {name: codes(depth) for name, depth in depths.items()},
+            {name: scales(depth) for name, depth in depths.items()},
+            form,
         )
 
     def meant(self, name: str) -> list:
         """Values, without the global scales."""
         pairs = zip(self.codes[name], self.scales[name], strict=True)
-        return [nvfp4.dequantize(codes, scales.view(E4M3)) for codes, scales in pairs]
+        return [self.of.values(*each) for each in pairs]
 
     def stored(self, q: list, storage, layout: str) -> dict:
         """Arguments of a call; storage fills unused rows with NaN, here of float32."""
         found = {}
-        for names, parts, unused in (
-            ("kv", self.codes, 0x55),
-            (("k_block_scale", "v_block_scale"), self.scales, NONE),
+        for names, parts, unused, dtype in (
+            ("kv", self.codes, self.of.unused, self.of.dtypes[0]),
+            (
+                ("k_block_scale", "v_block_scale"),
+                self.scales,
+                self.of.scales[-1],
+                self.of.dtypes[1],
+            ),
         ):
             floats = Batch(q, *([x.float() for x in parts[name]] for name in "kv"))
             _, given = storages(floats, storage, layout)
             for name, of in zip(names, "kv", strict=True):
-                tensor = given.pop(of).nan_to_num(unused).byte()
-                found[name] = tensor.view(E4M3) if unused == NONE else tensor
+                found[name] = given.pop(of).nan_to_num(unused).byte().view(dtype)
             found |= given
         return found
 
@@ -99,6 +142,7 @@ def asked(monkeypatch) -> list:
 
 
 OPTIONS = {
+    "cache": tuple(FORMATS),
     "mask": ("causal", "window or chunked"),
     "storage": ((16, "NHD"), (48, "HND"), (5, "NHD"), "dense", "packed"),  # boxes, gathered rows
     "group": (1, 7, 16),  # tiles of 8, padded groups, 16
@@ -118,21 +162,23 @@ KEYS = (0, 1, 127, 128, 129, 250, 400)
 
 @pytest.mark.filterwarnings("ignore")
 @pairwise.cases(
-    "caches of 4 bits: options of a call",
+    "caches with scales of blocks: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
     commits=turns.OF_CASES,
     seconds=1.0,
     ids=lambda value: str(value).replace("torch.", "").replace(" ", ""),
 )
-def test_options_together_agree_with_float64(mask, storage, group, tensors, queries, parts, asked):
+def test_options_together_agree_with_float64(
+    cache, mask, storage, group, tensors, queries, parts, asked
+):
     options, visible = MASKS[mask]
-    draw = random.Random(f"{mask} {storage} {group} {tensors} {queries} {parts}")
+    draw = random.Random(f"{cache} {mask} {storage} {group} {tensors} {queries} {parts}")
     lengths = [queries, draw.randint(0, queries)]
     keys = [draw.choice(KEYS) for _ in lengths]
     keys[0] = keys[0] or 1  # a tensor without rows is never read
     dtype, depth, depth_v = tensors
-    cache = Cache.draw(keys, 2, {"k": depth, "v": depth_v})
+    cache = Cache.draw(keys, 2, {"k": depth, "v": depth_v}, of=cache)
     q = Batch.draw(lengths, keys, heads=(2 * group, 2), depth=depth, dtype=dtype).q
     batch = Batch(q, cache.meant("k"), cache.meant("v"))
     sinks = None
@@ -285,7 +331,7 @@ def test_a_scale_without_a_number_spoils_its_key_or_its_columns(asked):
         (dict(k_rope=torch.ones(1, 200, 64)), NotImplementedError, "k_rope: given with k of torch.uint8 .4 bits"),
         (
             dict(k=torch.ones(1, 200, 1, 128).bfloat16(), v=torch.ones(1, 200, 1, 128).bfloat16()), TypeError,
-            "k_block_scale: given with k of torch.bfloat16; accepted: None, or k and v of torch.uint8",
+            "k_block_scale: given with k of torch.bfloat16 and q of .*; accepted: None, or k and v of torch.uint8",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -414,26 +460,3 @@ def test_capabilities_and_model_lists_know_the_cache():
     listed = configs_for_model(head_dim=128, heads_q=64, heads_kv=8, kv_dtype="e2m1", descales="kv")
     attention = [config for config in listed if isinstance(config, FA4Config)]
     assert attention and {config.kv_dtype for config in attention} == {"e2m1"}
-
-
-def test_the_table_of_errors_is_what_rounding_costs():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "serving" / "four_bits.md").read_text()
-    table = page.split("<!-- nvfp4")[1].split("<!-- /nvfp4")[0]
-    rows = [line.split("|")[2:4] for line in table.splitlines() if line.startswith("|")][2:]
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 4, 128, generator=generator) for n in (50, 1000, 1000))
-    exact, _ = attention_float64(q, k, v)
-
-    def of_one_scale(x):
-        scale = x.abs().amax() / 448
-        return (x / scale).to(E4M3).float() * scale
-
-    ways = [of_one_scale] + [
-        lambda x, better=better: nvfp4.dequantize(*nvfp4.quantize(x, four_over_six=better))
-        for better in (False, True)
-    ]
-    for rounded, said in zip(ways, rows, strict=True):
-        out, _ = attention_float64(q, rounded(k), rounded(v))
-        found = (rounded(k) - k).norm() / k.norm(), (out - exact).norm() / exact.norm()
-        for error, text in zip(found, said, strict=True):
-            assert error.item() == pytest.approx(float(text), rel=0.02)

@@ -38,7 +38,7 @@ from cute_fa4.calls.ask.questions import (
     function_of,
     refusal_and_families,
 )
-from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
+from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES, NAMES_OF_KEYS
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES
 from cute_fa4.calls.options import check_whole_keys
 from cute_fa4.calls.split_keys.split import check_split
@@ -141,8 +141,8 @@ def capabilities(
     seqlen_q            queries of a sequence, and new rows where k and v are True: 1
     seqlen_k            keys for which a sequence has room in its cache: 4096
     page_size           keys of a page: 16
-    kv_dtype            of its cache, or of k and v: that of q; "e4m3", "e5m2" or "e2m1" (4 bits) under q of 16
-                        bits
+    kv_dtype            of its cache, or of k and v: that of q; "e4m3", "e5m2", "e2m1" (NVFP4) or "mxe4m3"
+                        (MXFP8) under q of 16 bits
 
     capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a separate
     tensor, which all heads share. With dtype="e4m3" and q_rope=True it asks whether these may have 16 bits.
@@ -178,8 +178,8 @@ def capabilities(
     sizes: dict[str, Any] = {name: n for name, n in given.items() if n is not None}
     if kv_dtype is not None:
         kv_dtype = KEY_DTYPE_NAMES.get(kv_dtype, kv_dtype)
-        if kv_dtype not in (accepted := KEY_DTYPE_NAMES.values()):
-            raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(accepted)}")
+        if kv_dtype not in NAMES_OF_KEYS:
+            raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(NAMES_OF_KEYS)}")
         sizes["kv_dtype"] = kv_dtype
     stored = _stored_in_latent(parameters, sizes, head_dim) if latent else None
     largest = latent and bool(parameters.pop("return_max_logits", False))

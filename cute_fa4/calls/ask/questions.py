@@ -28,7 +28,7 @@ from cute_fa4.calls.append import (
 )
 from cute_fa4.calls.operands.blocks import taken
 from cute_fa4.calls.operands.foreign import check_neutral
-from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
+from cute_fa4.calls.operands.four_bits import NAMES_OF_KEYS
 from cute_fa4.calls.operands.rope_depths import ROPE_SPAN
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF
 from cute_fa4.calls.options import functions_of
@@ -37,7 +37,7 @@ from cute_fa4.calls.queries import Asked, are_wide, heads_of, quantised_beside, 
 from cute_fa4.calls.request import asked_of
 from cute_fa4.calls.small_blocks import in_tiles
 from cute_fa4.compiler import policy
-from cute_fa4.dtypes import E4M3, row_of
+from cute_fa4.dtypes import DTYPES, row_of
 from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import (
     ALIASES,
@@ -57,7 +57,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
 TORCH_DTYPE = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-KEY_TORCH_DTYPE = {name: dtype for dtype, name in KEY_DTYPE_NAMES.items()}
+KEY_TORCH_DTYPE = {name: DTYPES[DTYPES[name].element].torch for name in NAMES_OF_KEYS}
 _VARLEN, _APPEND = (tuple(ARGUMENTS[way].split()) for way in ("varlen", "append"))
 # Parameters that say where sequences are stored: of one function only, and of both.
 OF_CACHES = (
@@ -83,7 +83,7 @@ class Sizes:
     seqlen_q   queries of a sequence, and new rows that are appended
     seqlen_k   keys that the cache of a sequence can hold
     page_size  keys of a page
-    kv_dtype   of k, v and caches, "e4m3", "e5m2" or "e2m1" under q of 16 bits; None: that of q
+    kv_dtype   of k, v and caches, "e4m3", "e5m2", "e2m1" or "mxe4m3" under q of 16 bits; None: that of q
     """
 
     group: int = 1
@@ -214,12 +214,12 @@ class _Tensors:
 
     def block_scales(self) -> dict[str, torch.Tensor]:
         """Scales of the blocks of a cache that always has them, unless the question has them."""
-        if self.in_element == 1:
+        row = row_of(self.sizes.kv_dtype)
+        if row.cache_scales is None:
             return {}
         depths = {"k_block_scale": self.depth_qk, "v_block_scale": self.depth_v}
-        block = row_of(self.sizes.kv_dtype).block
         return {
-            name: self.keys(depth // block, E4M3.torch)
+            name: self.keys(depth // row.block, row.cache_scales.torch)
             for name, depth in depths.items()
             if name not in self.given
         }
@@ -319,7 +319,7 @@ def _with_defaults(given: dict) -> dict:
 def _with_queries(given: dict, k: str, v: str) -> dict:
     """Arguments as the public functions pass them on: q of 16 bits over k of 8 may be quantised. k, v: their names."""
     q, keys = given["q"], given[k]
-    if not are_wide(q, keys):
+    if not are_wide(q, keys, given["k_block_scale"]):
         return given
     heads = heads_of(keys, given["kv_layout"] == "HND" and keys.dim() > 3)
     if stay_wide(q, Asked.of(heads, given), given.get("k_rope")):

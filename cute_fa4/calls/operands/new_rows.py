@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.operands.apart import check_apart, named_aux
-from cute_fa4.calls.operands.four_bits import BYTES, columns_of
+from cute_fa4.calls.operands.four_bits import BYTES, columns_of, has_mx_blocks
 from cute_fa4.calls.operands.lengths import (
     check_cache_rows,
     check_index_tensor,
@@ -107,7 +107,12 @@ def check_written(tensors: CallTensors, written=()) -> None:
 
 
 def check_choice_of_scales(tensors: CallTensors, four_over_six: bool) -> None:
-    """Refuse four_over_six where new rows get no scales of blocks; without new rows it changes nothing."""
+    """Refuse new rows of an MXFP8 cache, and four_over_six where new rows get no scales of blocks."""
+    if tensors.has(NEW) and has_mx_blocks(tensors.k, tensors.k_block_scale):
+        raise NotImplementedError(
+            f"k: new rows with k_block_scale of {BLOCKS} (MXFP8); accepted: None; write the rows and scales of "
+            "cute_fa4.mxfp8.quantise into the caches before the call"
+        )
     if four_over_six and tensors.k.dtype is not BYTES:
         raise ValueError(
             f"four_over_six: True with k_cache of {tensors.k.dtype}; accepted: False, or caches of {BYTES}, two "

@@ -14,7 +14,7 @@ from cute_fa4.operands import CallTensors
 from cute_fa4.scales import Scales
 
 BLOCKS = E8M0.torch  # dtype of block scales
-OF_CACHE_BLOCKS = {"k_block_scale": "k", "v_block_scale": "v"}  # of caches of 4 bits
+OF_CACHE_BLOCKS = {"k_block_scale": "k", "v_block_scale": "v"}
 WORD = torch.int32  # of four of these scales, as the kernel reads them
 
 
@@ -72,6 +72,10 @@ class ScaleViews:
     def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
         """The function that makes a view of a scale like this one."""
         if name in OF_CACHE_BLOCKS:
+            if scale.shape[-1] % (
+                WORD.itemsize // scale.dtype.itemsize
+            ):  # in_words of blueprint/cache_blocks.py
+                return _bytes_rows_first if heads_first else _bytes
             return _words_rows_first if heads_first else _words
         if scale.dtype is BLOCKS:
             return _bytes_rows_first if heads_first and name == "k_descale" else _bytes

@@ -13,9 +13,12 @@ Each is a float32 tensor of any strides, also 0; its shape tells what each numbe
     as its tensor with head_dim/32  q and k, both: each 32 numbers of a row, a power of two (MXFP8). Its dtype is
                                     torch.float8_e8m0fnu; cute_fa4.mxfp8 makes both from a tensor
 
-Caches of 4 bits (NVFP4, torch.uint8, two numbers a byte) have two kinds of scales: k_block_scale and v_block_scale,
-torch.float8_e4m3fn, as their tensors with head_dim/16, one for each 16 numbers of a row; k_descale and v_descale, of
-the first two forms. cute_fa4.nvfp4 makes both from a tensor.
+Caches under 16-bit q whose blocks have scales have two kinds of them: k_block_scale and v_block_scale, and k_descale
+and v_descale of the first two forms.
+
+    NVFP4   k and v torch.uint8, two numbers a byte; torch.float8_e4m3fn, as k and v with head_dim/16, one for each 16
+            numbers of a row; cute_fa4.nvfp4
+    MXFP8   k and v torch.float8_e4m3fn; torch.float8_e8m0fnu, as k and v with head_dim/32; cute_fa4.mxfp8
 
 A packed tensor with as many tokens as sequences makes the second and the third form ambiguous: different numbers are
 then refused without a head_dim of 1, which selects the third. Only the device reads the values. softmax_scale *
@@ -30,7 +33,13 @@ from dataclasses import replace
 
 import torch
 
-from cute_fa4.calls.operands.four_bits import BYTES, columns_of
+from cute_fa4.calls.operands.four_bits import (
+    BYTES,
+    check_depths,
+    columns_of,
+    has_mx_blocks,
+    name_of_keys,
+)
 from cute_fa4.calls.operands.scale_views import (
     BLOCKS,
     OF_CACHE_BLOCKS,
@@ -40,12 +49,13 @@ from cute_fa4.calls.operands.scale_views import (
     is_by_row,
 )
 from cute_fa4.calls.operands.tensors import FP8, are_in_pages, check_is_tensor, check_place
-from cute_fa4.dtypes import E2M1, E4M3
+from cute_fa4.dtypes import DTYPES, MXE4M3
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.layouts.cache_scales import LAYOUTS, LINEAR, TOKENS
 from cute_fa4.operands import SCALES, CallTensors
 from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
 from cute_fa4.scales import HEAD, ROW, Scales
+from cute_fa4.sm100.blueprint.cache_blocks import SCALES_OF_WORD
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
 
 OF_BLOCKS = ("q_descale", "k_descale")  # tensors that may have block scales
@@ -63,7 +73,8 @@ def checked_scales(
     """
     q, k = tensors.q, tensors.k
     v_layout = _checked_layout(tensors, v_layout)
-    if k.dtype is BYTES:
+    of_blocks = k.dtype is BYTES or _is_mx_cache(tensors)
+    if of_blocks:
         _check_cache_blocks(tensors, heads_first)
     if not tensors.has(SCALES):
         return None
@@ -72,14 +83,14 @@ def checked_scales(
     if heads_first:
         of_keys = (of_keys[0], of_keys[2], of_keys[1])
     rows = {"q_descale": tuple(q.shape[:-1])}
-    if k.dtype is not BYTES:
+    if not of_blocks:
         rows |= {"k_descale": of_keys, "v_descale": of_keys}
     given = {name: x for name, x in tensors.named(SCALES).items() if x is not None}
     for name, scale in given.items():
         of_rows = rows.get(name)
         if name in OF_CACHE_BLOCKS:
-            if not are_in_pages(q, k):
-                _check_has_cache_blocks(name, k)
+            if not (of_blocks or are_in_pages(q, k)):
+                _check_has_cache_blocks(name, q, k)
         elif getattr(scale, "dtype", None) is BLOCKS:
             _check_blocks(name, scale, q, k, of_rows)
         else:
@@ -173,12 +184,19 @@ def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -
     check_place(name, scale, q.device)
 
 
-def _check_has_cache_blocks(name: str, k: torch.Tensor) -> None:
-    if k.dtype is not BYTES:
-        raise TypeError(
-            f"{name}: given with k of {k.dtype}; accepted: None, or k and v of {BYTES}, two numbers of 4 bits a byte "
-            "(cute_fa4.nvfp4)"
-        )
+def _is_mx_cache(tensors: CallTensors) -> bool:
+    """Whether q of 16 bits is over an MXFP8 cache; rows of a latent cache may have such scales, too."""
+    q, k = tensors.q, tensors.k
+    wide = q.dtype not in FP8 and not are_in_pages(q, k)
+    return wide and has_mx_blocks(k, tensors.k_block_scale)
+
+
+def _check_has_cache_blocks(name: str, q: torch.Tensor, k: torch.Tensor) -> None:
+    raise TypeError(
+        f"{name}: given with k of {k.dtype} and q of {q.dtype}; accepted: None, or k and v of {BYTES}, two numbers "
+        f"of 4 bits a byte (cute_fa4.nvfp4), or of {MXE4M3.torch} with scales of {BLOCKS} (cute_fa4.mxfp8), under q of "
+        "16 bits"
+    )
 
 
 def _checked_layout(tensors: CallTensors, v_layout) -> str:
@@ -205,42 +223,53 @@ def _checked_layout(tensors: CallTensors, v_layout) -> str:
 
 
 def _check_cache_blocks(tensors: CallTensors, heads_first: bool) -> None:
-    """A cache of 4 bits has scales of blocks: whole words of four, at multiples of four bytes."""
+    """A cache whose blocks have scales: where they fill words of four, these are at multiples of four bytes."""
+    row = DTYPES[name_of_keys(tensors.k, tensors.k_block_scale)]
+    if row.cache_scales is None:
+        return
+    accepted = row.cache_scales.torch
+    by = "nvfp4.quantize" if row.in_byte > 1 else "mxfp8.quantise"
+    if row.in_byte == 1:
+        if tensors.k_rope is not None:
+            raise NotImplementedError(
+                f"k_rope: given with k_block_scale of {BLOCKS} (MXFP8); accepted: None: k has all columns"
+            )
+        check_depths(tensors.q.shape[-1], tensors.v.shape[-1], "of MXFP8")
     for name, of in OF_CACHE_BLOCKS.items():
         scale, keys = getattr(tensors, name), getattr(tensors, of)
         if scale is None:
             raise TypeError(
-                f"{name}: None with {of} of {keys.dtype}; accepted: scales of each {E2M1.block} numbers, "
-                f"{E4M3.torch}, as {of} with head_dim / {E2M1.block}; cute_fa4.nvfp4.quantize makes both"
+                f"{name}: None with {of} of {keys.dtype}; accepted: scales of each {row.block} numbers, "
+                f"{accepted}, as {of} with head_dim / {row.block}; cute_fa4.{by} makes both"
             )
         check_is_tensor(name, scale)
-        if scale.dtype is not E4M3.torch:
+        if scale.dtype is not accepted:
             raise TypeError(
-                f"{name}: dtype {scale.dtype}; accepted: {E4M3.torch}; bytes of that format take "
-                f".view({E4M3.torch})"
+                f"{name}: dtype {scale.dtype}; accepted: {accepted}; bytes of that format take .view({accepted})"
             )
-        sizes = [*keys.shape[:-1], columns_of(keys) // E2M1.block]
+        sizes = [*keys.shape[:-1], columns_of(keys) // row.block]
         if heads_first:
             sizes[1:3] = sizes[2:0:-1]
         if list(scale.shape) != sizes:
             raise ValueError(
-                f"{name}: shape {tuple(scale.shape)}; accepted: {tuple(sizes)}, one for each {E2M1.block} numbers of a "
+                f"{name}: shape {tuple(scale.shape)}; accepted: {tuple(sizes)}, one for each {row.block} numbers of a "
                 f"row of {of}"
             )
+        check_place(name, scale, tensors.q.device)
+        in_words = sizes[-1] % SCALES_OF_WORD == 0  # else read one by one
         strides = [s for s, n in zip(scale.stride(), scale.shape, strict=True) if n > 1]
-        if scale.numel() and (
-            scale.stride(-1) != 1 or any(s % WORD.itemsize for s in strides[:-1])
-        ):
+        apart = in_words and any(s % WORD.itemsize for s in strides[:-1])
+        if scale.numel() and (scale.stride(-1) != 1 or apart):
+            others = f", the others multiples of {WORD.itemsize}" if in_words else ""
             raise ValueError(
-                f"{name}: strides {scale.stride()}; accepted: a contiguous last dimension, the others multiples of "
-                f"{WORD.itemsize}; copy with {name}.contiguous()"
+                f"{name}: strides {scale.stride()}; accepted: a contiguous last dimension{others}; copy with "
+                f"{name}.contiguous()"
             )
-        if scale.device.type != "meta" and scale.data_ptr() % WORD.itemsize:
+        if in_words and scale.device.type != "meta" and scale.data_ptr() % WORD.itemsize:
             raise ValueError(
                 f"{name}: begins at address {scale.data_ptr():#x}; accepted: multiples of {WORD.itemsize} bytes; copy "
                 f"with {name}.clone()"
             )
-        check_place(name, scale, tensors.q.device)
 
 
 def _check_both_have_blocks(tensors: CallTensors) -> None:

@@ -53,8 +53,8 @@ class Problem:
     """The properties of a call. Lengths, batch and head count are left out: one compile serves them all.
 
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
-    kv_dtype       "e4m3" or "e5m2": 8-bit K and V with 16-bit Q, and P is fp16; "e2m1": 4-bit K and V, with an e4m3
-                   scale of each 16 numbers (NVFP4); None: as qkv_dtype
+    kv_dtype       "e4m3" or "e5m2": 8-bit K and V with 16-bit Q, and P is fp16; "e2m1", "mxe4m3": its blocks have
+                   scales in tensors of their own (NVFP4, MXFP8); None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
     v_block_scale_layout  where the scales of such blocks of V lie (layouts/cache_scales.py); those of K are linear
     descales       Scales, or their letters: factors that dequantize Q, K and V, and a factor of O before it is
@@ -210,8 +210,8 @@ class Problem:
 
     @property
     def cache_blocks(self) -> bool:
-        """K and V have e4m3 scales of each few numbers of a row in tensors of their own (NVFP4)."""
-        return self.in_element > 1
+        """K and V have scales of each few numbers of a row in tensors of their own (NVFP4, MXFP8)."""
+        return row_of(self.kv_dtype).cache_scales is not None
 
     @property
     def stored_depth(self) -> int:

@@ -16,7 +16,12 @@ WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is be
 DEEP = tuple(
     range(272, 513, 16)
 )  # of Q and K there; of V and O in two launches (calls/split_keys/halves.py)
-DEPTHS_OF_FP4 = (64, 128, 192, 256)  # of Q, K, V and O: the scales of a row are whole words
+DEPTHS_OF_CACHE_BLOCKS = (
+    64,
+    128,
+    192,
+    256,
+)  # of Q, K, V and O over caches whose blocks have scales
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 QK_DEPTHS_OF_FP8 = tuple(range(16, 257, 16))  # of Q and K where a slot has two spans of eight bits
 DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two launches
@@ -26,7 +31,7 @@ class Extra(Flag):
     """Features that some families have, and others do not.
 
     DEQUANTIZED_KEYS  8-bit keys with 16-bit queries (dequantized/ of few_rows/, two_tiles/ and wide/)
-    CACHE_BLOCKS  4-bit keys with scales of blocks (NVFP4) with 16-bit queries (dequantized/ of few_rows/ and wide/)
+    CACHE_BLOCKS  keys whose blocks have scales (NVFP4, MXFP8) with 16-bit queries (dequantized/ of few_rows/, wide/)
     ROPE          columns of K from a separate tensor
     DEQUANTIZED_ROPE  such columns of 8 bits with 16-bit Q (wide/dequantized_rope/, wide/dequantized/)
     MIXED_ROPE    such columns of 16 bits with 8-bit K
@@ -115,7 +120,7 @@ def problem_not_built(
         )
     elif problem.cache_blocks:
         qk_depths, ov_depths = (
-            tuple(depth for depth in depths if depth in DEPTHS_OF_FP4)
+            tuple(depth for depth in depths if depth in DEPTHS_OF_CACHE_BLOCKS)
             for depths in (qk_depths, ov_depths)
         )
     if problem.qkv_dtype not in OPERANDS:

@@ -183,9 +183,9 @@ class Call:
         return is_quantized(self.kv_dtype or self.qkv_dtype)
 
     @property
-    def of_4_bits(self) -> bool:
-        """Whether k and v have 4 bits, with scales of blocks: always dequantized."""
-        return row_of(self.kv_dtype).in_byte > 1
+    def of_cache_blocks(self) -> bool:
+        """Whether k and v have scales of blocks in tensors of their own (NVFP4, MXFP8): always dequantized."""
+        return row_of(self.kv_dtype).cache_scales is not None
 
     @cached_property
     def tile(self) -> tuple[bool, int | None]:
@@ -207,7 +207,7 @@ class Call:
             rows = dequantizes_rows(self.head_dim, self.rope)
             swaps = self.swaps and self.length_chooses and rows
             found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
-            if rows and found[1] is None and (self.has_unpaired_scales or self.of_4_bits):
+            if rows and found[1] is None and (self.has_unpaired_scales or self.of_cache_blocks):
                 return dequantized_tile(self.group, self.pack_gqa)
             return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
@@ -219,8 +219,8 @@ class Call:
 
     @property
     def keeps_q(self) -> bool:
-        """Whether 16-bit q over 8-bit k is not quantized; over 4-bit k it never is."""
-        if self.kv_dtype is None or not (self.stays or self.of_4_bits):
+        """Whether 16-bit q over 8-bit k is not quantized; over k whose blocks have scales it never is."""
+        if self.kv_dtype is None or not (self.stays or self.of_cache_blocks):
             return False
         if dequantizes_rows(self.head_dim, self.rope):
             return True

@@ -1,20 +1,22 @@
-"""Scales of blocks of a 4-bit cache (NVFP4), where a thread owns keys: K and V are multiplied as they are dequantized.
+"""Scales of blocks of a cache, where a thread owns keys: K and V are multiplied as they are dequantized.
 
-    K, V    E2M1 number * e4m3 scale of its 16 columns, both as fp16: exact (docs/numerics_eight_bits.md)
+    NVFP4    E2M1 number * e4m3 scale of its 16 columns, both as fp16: exact (docs/numerics_eight_bits.md)
+    MXFP8    e4m3 number * e8m0 scale of its 32 columns, likewise: exact from 2^-14 on, and NaN for scales above 2^7
 
 A thread reads the scales of a key from global memory one key tile ahead, in parallel with the conversions: 8 bytes of
-K and 8 of V at depth 128. The page of a key is looked up two tiles ahead, because a warp waits for an address. The
-global scales are k_descale and v_descale, as those of an 8-bit cache.
+K and 8 of V at depth 128, of MXFP8 4 and 4. The page of a key is looked up two tiles ahead, because a warp waits for
+an address. The global scales are k_descale and v_descale, as those of an 8-bit cache.
 """
 
 from dataclasses import dataclass
 
 from cutlass import Int32
 
-from cute_fa4.dtypes import DTYPES, E4M3
+from cute_fa4.dtypes import DTYPES, E4M3, FP16
+from cute_fa4.layouts.block_scales import ONE
 
 from ..work import blocks, scales
-from .pieces import as_fp16, both_halves, multiplied_halves
+from .pieces import as_fp16, both_halves, multiplied_halves, powers_as_fp16
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,12 @@ def _of_tile(cfg, work, key, n) -> tuple:
     return at, n < work.tiles.first + work.tiles.count
 
 
-def factors(words: tuple) -> list:
-    """Words of four scales -> for each scale a word with two of it as fp16."""
+def factors(stored: str, words: tuple) -> list:
+    """Words of four scales -> for each scale a word with two of it as fp16. stored: the dtype of the cache."""
+    row = DTYPES[stored]
+    if row.cache_scales is not E4M3:
+        most = ONE + FP16.largest_log2 - row.largest_log2  # the largest number times it is finite
+        return [two for word in words for two in powers_as_fp16(word, most)]
     return [two for pair in as_fp16(list(words), E4M3.name) for two in both_halves(pair)]
 
 

@@ -41,11 +41,11 @@ def as_fp16(words: list, dtype: str) -> list:
     """Words of four 8-bit numbers -> twice as many words of two fp16, in the same order; of eight 4-bit ones, four."""
     if DTYPES[dtype].in_byte > 1:
         return _of_nibbles(words, dtype)
-    out = []
+    out, ptx = [], DTYPES[dtype].ptx_name
     for word in words:
         out += _words(
             "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\n"
-            f"cvt.rn.f16x2.{dtype}x2 $0, low;\ncvt.rn.f16x2.{dtype}x2 $1, high;\n}}",
+            f"cvt.rn.f16x2.{ptx}x2 $0, low;\ncvt.rn.f16x2.{ptx}x2 $1, high;\n}}",
             [word],
             2,
             False,
@@ -72,6 +72,23 @@ def both_halves(word) -> tuple:
     return tuple(
         _words(f"prmt.b32 $0, $1, $1, {chosen};", [word], 1, False)[0] for chosen in (low, high)
     )
+
+
+def powers_as_fp16(word, most: int) -> list:
+    """The e8m0 bytes of a word -> for each a word with two fp16 of 2^(byte - 127): NaN above `most`, 0 below 2^-24.
+
+    most: the largest byte whose power fp16 holds, at most 142
+    """
+    out = []
+    for place in range(WORDS):
+        text = (
+            "{\n.reg .b32 byte, bits;\n.reg .pred above;\n"
+            f"bfe.u32 byte, $1, {8 * place}, 8;\nshl.b32 bits, byte, 23;\n"
+            f"setp.gt.u32 above, byte, {most};\nselp.b32 bits, 0x7fffffff, bits, above;\n"
+            "cvt.rn.f16x2.f32 $0, bits, bits;\n}"
+        )
+        out += _words(text, [word], 1, False)
+    return out
 
 
 def numbers_of(words: list) -> list:

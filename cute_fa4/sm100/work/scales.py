@@ -8,8 +8,8 @@
     K, V    k_descale, v_descale have a number for each key and head: per column of S and P (steps/token_scales.py), or
             per thread where rows are columns (few_rows/token_scales.py)
 
-    K, V    with 4 bits k_block_scale, v_block_scale have an e4m3 number for each 16 columns of a key and head: they are
-            multiplied where the columns are dequantized (steps/cache_blocks.py)
+    K, V    k_block_scale, v_block_scale have a number for each block of columns of a key and head: e4m3 for 16 columns
+            of 4 bits, e8m0 for 32 of 8; they are multiplied where these are dequantized (steps/cache_blocks.py)
 
     k_rope  k_rope_descale has a number for each key, for dequantized columns (`wide/dequantized_rope/dequantize.py`)
 
@@ -20,15 +20,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
-from ...dtypes import DTYPES
 from ...layouts import cache_scales
 from ...layouts.scalars import maximum, minimum
 from ...scales import HEAD, ROW
 from ...tma import paged_rows
+from ..blueprint import cache_blocks
+from ..blueprint.cache_blocks import SCALES_OF_WORD
 from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
 
-SCALES_OF_WORD = 4
 NO_PAGE = -1
 
 
@@ -123,9 +123,7 @@ def page_of_key(cfg, args, work, key, exists=True, otherwise=NO_PAGE):
 
 
 def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
-    """The scales of the blocks of a key of a 4-bit cache, four a word, of K and of V; 0 beyond the sequence.
-
-    Those of K, and of V where cfg.v_block_scale_layout is linear, are words in memory, too.
+    """The scales of the blocks of a key of a cache, four a word, of K and of V; 0 beyond the sequence.
 
     page: of page_of_key, which may have been read long before
     """
@@ -136,29 +134,32 @@ def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
         row = key + work.sequence.k_first_row
         _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
         place, exists = (page, inside), exists & (page >= 0) & (page < args.num_pages)
-    of_k, of_v = args.descales[-2:]
-    block, head = DTYPES[cfg.kv_dtype].block, work.tile.kv_head
-    k_words = _words(of_k, (place, head), cfg.qk_depth // block, exists)
-    if cfg.v_block_scale_layout == cache_scales.LINEAR:
-        return k_words, _words(of_v, (place, head), cfg.ov_depth // block, exists)
-    return k_words, _words_of_bytes(cfg, of_v, (place, head), exists)
+    at = place, work.tile.kv_head
+    of_k, of_v = (
+        _words(cfg, name, tensor, at, exists)
+        for name, tensor in zip("kv", args.descales[-2:], strict=True)
+    )
+    return of_k, of_v
 
 
-def _words(tensor, at: tuple, number: int, exists) -> tuple:
-    """`number` scales of a key and head. at: the key, and the head."""
+def _words(cfg, name: str, tensor, at: tuple, exists) -> tuple:
+    """The scales of a key and head, of "k" or "v". at: the key, and the head."""
+    if not cache_blocks.in_words(cfg, name):
+        return _words_of_bytes(cfg, name, tensor, at, exists)
     place, head = at
-    words = range(number // SCALES_OF_WORD)
+    words = range(cache_blocks.number_of(cfg, name) // SCALES_OF_WORD)
     return tuple(_word_of(tensor, (*place, head, i), exists) for i in words)
 
 
-def _words_of_bytes(cfg, tensor, at: tuple, exists) -> tuple:
-    """The scales of V of a key and head, from a tensor of bytes in which they are not next to each other."""
+def _words_of_bytes(cfg, name: str, tensor, at: tuple, exists) -> tuple:
+    """The same from a tensor of bytes; the last word may have fewer than four."""
     (*before, token), head = at
-    number, words = cfg.ov_depth // DTYPES[cfg.kv_dtype].block, []
+    number, words = cache_blocks.number_of(cfg, name), []
+    layout = cache_blocks.layout_of(cfg, name)
     for first in range(0, number, SCALES_OF_WORD):
         places = []
-        for i in range(first, first + SCALES_OF_WORD):
-            row, byte = cache_scales.place(cfg.v_block_scale_layout, token, i, number)
+        for i in range(first, min(first + SCALES_OF_WORD, number)):
+            row, byte = cache_scales.place(layout, token, i, number)
             places.append((*before, row, head, byte))
         words.append(_joined(tensor, tuple(places), exists))
     return tuple(words)
@@ -166,14 +167,14 @@ def _words_of_bytes(cfg, tensor, at: tuple, exists) -> tuple:
 
 @cute.jit
 def _joined(tensor: cute.Tensor, places: tuple, exists: cutlass.Boolean) -> Int32:
-    """A word of four bytes of a tensor; 0 if they do not exist."""
+    """A word of up to four bytes of a tensor; 0 if they do not exist."""
     value = Int32(0)
     if exists:
-        value = _word_of_four(tensor, places)
+        value = _word_of_bytes(tensor, places)
     return value
 
 
-def _word_of_four(tensor, places: tuple):
+def _word_of_bytes(tensor, places: tuple):
     value = Int32(0)
     for i, at in enumerate(places):
         value = value | tensor[at].to(Int32) << 8 * i

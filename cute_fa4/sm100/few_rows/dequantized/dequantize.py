@@ -4,8 +4,9 @@
     V     the key's line in shared memory, as TMA would have written it
 
 Per key tile, a thread does 2 loads of 16 bytes for 32 columns, one conversion for two elements, and one store of 16
-bytes for 8 columns of V. Columns of 4 bits are half the loads, and each word is multiplied by the scale of its block
-(steps/cache_blocks.py). Every work tile starts with Q (queries.py). A slot of the ring is free once it has been read.
+bytes for 8 columns of V. Columns of 4 bits are half the loads. Where blocks have scales, each word is multiplied by
+that of its block (steps/cache_blocks.py). Every work tile starts with Q (queries.py). A slot of the ring is free once
+it has been read.
 """
 
 import cutlass
@@ -99,7 +100,9 @@ def key_tile(
     events.k_free.wait(buffer, free)
     tensor_memory.fence_after()
     of_k = (
-        None if cutlass.const_expr(mine.scales is None) else cache_blocks.factors(mine.scales.of_k)
+        None
+        if cutlass.const_expr(mine.scales is None)
+        else cache_blocks.factors(cfg.kv_dtype, mine.scales.of_k)
     )
     dequantize_k(cfg, smem, at.index, key, tmem + first + buffer * (second - first), of_k)
     cute.arch.mbarrier_arrive(kv.empty + at.index)
@@ -108,7 +111,9 @@ def key_tile(
     kv.wait(at)
     events.v_free.wait(buffer, free)
     of_v = (
-        None if cutlass.const_expr(mine.scales is None) else cache_blocks.factors(mine.scales.of_v)
+        None
+        if cutlass.const_expr(mine.scales is None)
+        else cache_blocks.factors(cfg.kv_dtype, mine.scales.of_v)
     )
     dequantize_v(cfg, smem, at.index, key, smem.v_address + buffer * cfg.tiles.v_tile.nbytes, of_v)
     cute.arch.mbarrier_arrive(kv.empty + at.index)

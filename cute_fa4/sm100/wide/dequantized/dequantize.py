@@ -8,8 +8,8 @@ and raise kv_full of every slot. With two units of K, its RoPE columns and one u
 
     K0 K0 R0   K1 K1 R1   V0   K2 K2 R2   V1   V2
 
-RoPE columns of 16 bits arrive as the MMA reads them; the warps only pass them on. Numbers of 4 bits are multiplied by
-the scales of their blocks (steps/cache_blocks.py), which a thread reads for both of its keys one key tile ahead.
+RoPE columns of 16 bits arrive as the MMA reads them; the warps only pass them on. Numbers are multiplied by the scales
+of their blocks, if they have any (steps/cache_blocks.py): a thread reads them for both of its keys one key tile ahead.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Unit:
 
     columns  its number of columns
     dtypes   as stored, and as multiplied
-    first    its first block of 16 columns in a row
+    first    its first block in a row
     factors  of the blocks of each key of the thread, from cache_blocks.factors; None: there are no scales of blocks
     """
 
@@ -70,11 +70,11 @@ def first_block(cfg, unit: int) -> int:
     return unit * cfg.tiles.unit_columns // block if cfg.cache_blocks else 0
 
 
-def with_scales(of_units: list[Unit], words: tuple | None) -> list[Unit]:
+def with_scales(cfg, of_units: list[Unit], words: tuple | None) -> list[Unit]:
     """The units of a key tile with the scales of each key of the thread. words: of four scales, for each key."""
     if words is None:
         return of_units
-    factors = [cache_blocks.factors(of_key) for of_key in words]
+    factors = [cache_blocks.factors(cfg.kv_dtype, of_key) for of_key in words]
     return [replace(unit, factors=[of[unit.first :] for of in factors]) for unit in of_units]
 
 
@@ -131,14 +131,14 @@ def run(
                     cache_blocks.read(cfg, args, work, thread + key, tile, mine)
                     for key, mine in zip(keys, now, strict=True)
                 )
-            of_k = with_scales(units_of_k, scales_of_k(now))
+            of_k = with_scales(cfg, units_of_k, scales_of_k(now))
             at = dequantize_units(cfg, smem, events, kv, at, thread, of_k)
             if n > 0:
-                of_v = with_scales(units_of_v, before)
+                of_v = with_scales(cfg, units_of_v, before)
                 at = dequantize_units(cfg, smem, events, kv, at, thread, of_v)
             before, now = scales_of_v(now), ahead
         if work.tiles.count > 0:
-            of_v = with_scales(units_of_v, before)
+            of_v = with_scales(cfg, units_of_v, before)
             at = dequantize_units(cfg, smem, events, kv, at, thread, of_v)
         number = number + 1
         work = queue.next(cfg, args, number)

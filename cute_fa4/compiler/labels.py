@@ -8,7 +8,7 @@ from cute_fa4.sm100.blueprint.chip import MBARRIER_BYTES, WARPS_PER_GROUP
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.two_tiles.orders import SUM_COLUMNS
 
-from ..layouts.block_scales import COLUMNS
+from ..layouts.block_scales import COLUMNS, words_of
 
 # A location in one of these says less than that of the role or step that called it.
 HELPER_FILES = (
@@ -66,7 +66,8 @@ def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     if cfg.tmem.p_apart:
         scores += [(column, cfg.tiles.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem.p)]
     names = ("scales of Q0", "scales of Q1", "scales of K")[: len(cfg.tmem.scales)]
-    scores += [(at, COLUMNS, x) for at, x in zip(cfg.tmem.scales, names, strict=True)]
+    columns = COLUMNS * words_of(cfg.qk_depth)
+    scores += [(at, columns, x) for at, x in zip(cfg.tmem.scales, names, strict=True)]
     sums = [(column, SUM_COLUMNS, f"L{i}") for i, column in enumerate(cfg.tmem.sums)]
     outputs = [(column, cfg.tiles.o_columns, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
     return tuple(scores + sums + outputs)

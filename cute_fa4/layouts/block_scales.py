@@ -32,10 +32,19 @@ LINE_BYTES = 16
 COPY_BYTES = LINES * LINE_BYTES
 COLUMNS = 4  # of tensor memory that a copy fills
 KIND = "mxf8f6f4.block_scale.scale_vec::1X"
-MOST_BLOCKS = 4  # of a row: bytes of a word
+MOST_BLOCKS = 4  # of a word, and of the row in a copy
 
 _B_BYTE, _E8M0, _A_BYTE = 4, 23, 29  # bits
 _D_FORMAT = 3 << 4
+
+
+def words_of(depth: int) -> int:
+    """Words of the scales of a row; a copy brings one of each row.
+
+    >>> words_of(96), words_of(128), words_of(192)
+    (1, 1, 2)
+    """
+    return -(-depth // (BLOCK * MOST_BLOCKS))
 
 
 def scale_offset(row, block):

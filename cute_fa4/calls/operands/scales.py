@@ -56,10 +56,10 @@ from cute_fa4.operands import SCALES, CallTensors
 from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
 from cute_fa4.scales import HEAD, ROW, Scales
 from cute_fa4.sm100.blueprint.cache_blocks import SCALES_OF_WORD
-from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
+from cute_fa4.sm100.blueprint.reach import QK_DEPTHS_OF_FP8
 
 OF_BLOCKS = ("q_descale", "k_descale")  # tensors that may have block scales
-MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # of q and k with block scales
+MOST_OF_BLOCKS = QK_DEPTHS_OF_FP8[-1]  # of q and k with block scales
 
 
 def checked_scales(

@@ -7,7 +7,7 @@ one MMA with those of the next.
 
 from cutlass import Int32
 
-from ...layouts.block_scales import KIND, copy_descriptor, scaled_instruction
+from ...layouts.block_scales import COLUMNS, KIND, MOST_BLOCKS, copy_descriptor, scaled_instruction
 from ...layouts.umma_descriptors import InstructionDescriptor
 from .tensor_core import _accumulate_operand, _asm, _text_of_ss
 
@@ -40,8 +40,18 @@ def mma_ss(
 ):
     """D (+)= A B as in tensor_core.mma_ss, with A and B multiplied by the scales of their blocks.
 
-    a_scales, b_scales   first column of each in tensor memory (Int32); step i takes byte i of the words
+    a_scales, b_scales   first column of each in tensor memory (Int32); step i takes byte i % 4 of words i / 4
     """
+    for word in range(-(-len(steps) // MOST_BLOCKS)):
+        of_word = steps[MOST_BLOCKS * word : MOST_BLOCKS * (word + 1)]
+        columns = tuple(x + word * COLUMNS if word else x for x in (a_scales, b_scales))
+        operands = d_tmem, a_start, b_start, a_high, b_high
+        _of_word(operands, of_word, computes, columns, accumulate if word == 0 else True)
+
+
+def _of_word(operands: tuple, steps, computes: InstructionDescriptor, columns: tuple, accumulate):
+    """The steps whose scales are in one word of each row. columns: of these words of A and of B."""
+    d_tmem, a_start, b_start, a_high, b_high = operands
     flag, first = _accumulate_operand(accumulate)
     instructions = [
         f"tcgen05.mma.cta_group::{computes.cta_group}.kind::{KIND} [$0], a, b, "
@@ -49,5 +59,5 @@ def mma_ss(
         for step in range(len(steps))
     ]
     text = _text_of_ss(instructions, steps, a_high, b_high, first)
-    values = (d_tmem, a_start, b_start, flag, a_scales, b_scales)
+    values = (d_tmem, a_start, b_start, flag, *columns)
     _asm(text, [Int32(v).ir_value() for v in values], "r,r,r,r,r,r")

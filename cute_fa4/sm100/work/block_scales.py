@@ -8,31 +8,35 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...layouts.block_scales import BLOCK
+from ...layouts.block_scales import BLOCK, MOST_BLOCKS
 from .rows import Row
 from .scales import place_of_key, place_of_row
 
 
-def of_key(cfg, args, work, key, exists=True) -> Int32:
-    """The scales of a key; 2^-127 beyond the sequence, whatever memory holds, or unless `exists`."""
+def of_key(cfg, args, work, key, word: int, exists=True) -> Int32:
+    """A word of the scales of a key; 2^-127 beyond the sequence, whatever memory holds, or unless `exists`."""
     tensor = args.descales[cfg.descales.place("k")]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
-    return _word(cfg, tensor, (*place, work.tile.kv_head), exists)
+    return _word(cfg, tensor, (*place, work.tile.kv_head), word, exists)
 
 
-def of_row(cfg, args, work, place: Row) -> Int32:
-    """The scales of a query and head; a padding row gets those of another row, and nothing of it is stored."""
+def of_row(cfg, args, work, place: Row, word: int) -> Int32:
+    """A word of the scales of a query and head; a padding row gets another row's, and nothing of it is stored."""
     tensor = args.descales[cfg.descales.place("q")]
-    return _word(cfg, tensor, place_of_row(cfg, tensor, work, place), Boolean(True))
+    return _word(cfg, tensor, place_of_row(cfg, tensor, work, place), word, Boolean(True))
 
 
 @cute.jit
 def _word(
-    cfg: cutlass.Constexpr, tensor: cute.Tensor, place: tuple, exists: cutlass.Boolean
+    cfg: cutlass.Constexpr,
+    tensor: cute.Tensor,
+    place: tuple,
+    number: cutlass.Constexpr,
+    exists: cutlass.Boolean,
 ) -> Int32:
-    """Byte i is the scale of block i."""
-    word = Int32(0)
+    """Byte i is the scale of block 4 * number + i."""
+    word, first = Int32(0), MOST_BLOCKS * number
     if exists:
-        for i in cutlass.range_constexpr(cfg.qk_depth // BLOCK):
-            word = word | Int32(tensor[(*place, i)]) << (8 * i)
+        for i in cutlass.range_constexpr(min(MOST_BLOCKS, cfg.qk_depth // BLOCK - first)):
+            word = word | Int32(tensor[(*place, first + i)]) << (8 * i)
     return word

@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_fa4.layouts.block_scales import COPY_BYTES
+from cute_fa4.layouts.block_scales import COLUMNS, COPY_BYTES, words_of
 
 from ...instructions import block_scales, tensor_memory
 from ...steps.products import make_s
@@ -26,17 +26,21 @@ from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, Smem
 from ...sync.pipelines import KVPosition
 from .orders import OF_K
-from .schedule import ENTRY_BYTES
+from .schedule import bytes_of
 
 
-def address_of(smem: Smem, slot, which: int):
-    """The shared address of the scales of Q0, Q1 or K (0, 1, OF_K) in an entry of the ring."""
-    return smem.scales.iterator.toint() + slot * ENTRY_BYTES + which * COPY_BYTES
+def address_of(cfg, smem: Smem, slot, which: int, word: int = 0):
+    """The shared address of the scales of Q0, Q1 or K (0, 1, OF_K) in an entry of the ring, from a word of rows on."""
+    each = bytes_of(cfg)
+    entry = smem.scales.iterator.toint() + slot * ((OF_K + 1) * each)
+    return entry + which * each + word * COPY_BYTES
 
 
 def copy(cfg, smem: Smem, tmem, slot, which: int):
     """Copy the scales of an entry into their columns."""
-    block_scales.copy_scales(tmem + cfg.tmem.scales[which], address_of(smem, slot, which))
+    for word in range(words_of(cfg.qk_depth)):
+        column = cfg.tmem.scales[which] + word * COLUMNS
+        block_scales.copy_scales(tmem + column, address_of(cfg, smem, slot, which, word))
 
 
 def await_entry(events: Events, slot, phase):

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_fa4.layouts.block_scales import LINE_BYTES
+from cute_fa4.layouts.block_scales import LINE_BYTES, words_of
 
 from ...blueprint.chip import WARP_SIZE
 from ...steps.store import store_piece
@@ -28,10 +28,11 @@ WORDS = LINE_BYTES // 4
 
 
 def of_keys(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
-    """The words of this lane's keys of tile n; arbitrary values from tile `end` on."""
+    """The words of this lane's keys of tile n, word by word; arbitrary values from tile `end` on."""
     first = blocks.key_tile(cfg, n) * cfg.tiles.BN + cute.arch.lane_idx()
     return tuple(
-        block_scales.of_key(cfg, args, work, first + key, n < end)
+        block_scales.of_key(cfg, args, work, first + key, word, n < end)
+        for word in range(words_of(cfg.qk_depth))
         for key in range(0, cfg.tiles.BN, WARP_SIZE)
     )
 
@@ -40,15 +41,21 @@ def of_rows(cfg, args: KernelArgs, work: Work, i: int) -> tuple:
     """The same for its rows of query tile i."""
     lane = cute.arch.lane_idx()
     return tuple(
-        block_scales.of_row(cfg, args, work, rows.row_of(cfg, work, i, lane + row))
+        block_scales.of_row(cfg, args, work, rows.row_of(cfg, work, i, lane + row), word)
+        for word in range(words_of(cfg.qk_depth))
         for row in range(0, cfg.tiles.rows_per_q_tile, WARP_SIZE)
     )
 
 
-def store_line(smem: Smem, slot, which: int, words: tuple):
-    """Store this lane's line of Q0, Q1 or K in an entry of the ring."""
-    padded = [*words, *[Int32(0)] * (WORDS - len(words))]
-    store_piece(address_of(smem, slot, which) + cute.arch.lane_idx() * LINE_BYTES, padded)
+def store_lines(cfg, smem: Smem, slot, which: int, words: tuple):
+    """Store this lane's line of each word of Q0, Q1 or K in an entry of the ring."""
+    number = words_of(cfg.qk_depth)
+    each = len(words) // number
+    for word in range(number):
+        line = words[each * word : each * (word + 1)]
+        padded = [*line, *[Int32(0)] * (WORDS - each)]
+        address = address_of(cfg, smem, slot, which, word)
+        store_piece(address + cute.arch.lane_idx() * LINE_BYTES, padded)
 
 
 def await_slot(events: Events, slot, phase):
@@ -77,10 +84,10 @@ def key_tiles(
     for n in cutlass.range(first, end, unroll=1):
         slot, phase = place_of(entry + (n - first))
         await_slot(events, slot, phase)
-        store_line(smem, slot, OF_K, held)
+        store_lines(cfg, smem, slot, OF_K, held)
         if n == first:
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                store_line(smem, slot, i, of_rows(cfg, args, work, i))
+                store_lines(cfg, smem, slot, i, of_rows(cfg, args, work, i))
         hand_over(events, slot)
         held = of_keys(cfg, args, work, n + 1, end)
 

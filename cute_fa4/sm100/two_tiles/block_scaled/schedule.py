@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
-from cute_fa4.layouts.block_scales import COPY_BYTES
+from cute_fa4.layouts.block_scales import COPY_BYTES, words_of
 
 from ...blueprint.barriers import SCALE_SLOTS, BarrierTable
 from ...blueprint.memory_maps import TmemMap, slots_that_fit
 from ...blueprint.problem import Problem
-from ...blueprint.reach import DEPTHS_OF_FP8, Extra
+from ...blueprint.reach import QK_DEPTHS_OF_FP8, Extra
 from ...blueprint.tiles import Tiles
 from ..schedule import TwoTiles
 from ..smem_map import TwoTilesSmem, smem_map
@@ -26,7 +26,11 @@ from . import barriers
 from .orders import OF_K, CrossedMeeting
 
 ORDER = "p_crossed"
-ENTRY_BYTES = (OF_K + 1) * COPY_BYTES  # of the ring of scales: Q0, Q1, K
+
+
+def bytes_of(problem: Problem) -> int:
+    """Bytes of the scales of Q0, of Q1 or of K in an entry of the ring, which has all three."""
+    return words_of(problem.qk_depth) * COPY_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class BlockScaled(TwoTiles):
     """The schedule of SM100MHAMX; its choices are those of TwoTiles."""
 
     family: ClassVar[str] = "mhamx"
-    qk_depths_of_fp8: ClassVar[tuple] = DEPTHS_OF_FP8
+    qk_depths_of_fp8: ClassVar[tuple] = QK_DEPTHS_OF_FP8
     extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.BLOCK_SCALES
     tmem_remedy: ClassVar[str] = ""
 
@@ -83,7 +87,7 @@ def layout(schedule: BlockScaled, tiles: Tiles) -> tuple[BarrierTable, TwoTilesS
     """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
     of_the_order = CrossedMeeting().barriers(warps)
-    ring = SCALE_SLOTS * ENTRY_BYTES
+    ring = SCALE_SLOTS * (OF_K + 1) * bytes_of(tiles.problem)
     empty = barriers.table(tiles, warps, 0, of_the_order)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, scale_bytes=ring), empty)
     table = barriers.table(tiles, warps, slots, of_the_order)

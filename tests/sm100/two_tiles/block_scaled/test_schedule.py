@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cute_fa4.layouts.block_scales import COLUMNS, COPY_BYTES, scale_offset
+from cute_fa4.layouts.block_scales import COLUMNS, COPY_BYTES, scale_offset, words_of
 from cute_fa4.sm100.blueprint.barriers import BarrierTable, reuse_text
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import BlockScaled, FA4Config
@@ -26,13 +26,13 @@ def test_scales_of_a_copy_have_a_byte_each():
     assert found == set(range(COPY_BYTES))
 
 
-@pytest.mark.parametrize("depth", (32, 64, 96, 128))
+@pytest.mark.parametrize("depth", (32, 64, 96, 128, 192, 256))
 def test_nothing_lies_over_scales_and_p_over_the_other_s_alone(depth):
     config = choose_config(**ASKED, head_dim=depth)
     tmem, tiles = config.tmem, config.tiles
     assert config.refusals() == [] and tmem.used <= 512
     of_o = [range(at, at + tiles.padded_ov_depth) for at in tmem.o]
-    of_scales = [range(at, at + COLUMNS) for at in tmem.scales]
+    of_scales = [range(at, at + COLUMNS * words_of(depth)) for at in tmem.scales]
     of_s = [range(at, at + tiles.BN) for at in tmem.s]
     apart = [set(x) for x in (*of_o, *of_scales)] + [set(of_s[0]) | set(of_s[1])]
     assert sum(map(len, apart)) == len(set.union(*apart))

@@ -254,7 +254,7 @@ def flash_attn_func(
     tokens_per_split  keys of a part (a multiple of 128), instead of num_splits: the same sequence gives the same bits
                   in every batch
     batch_invariant  True: the bits of a row depend on that row of q and on its keys and values alone, in parts of
-                  tokens_per_split or 2,048 keys (docs/invariance.md). None: as CUTE_FA4_BATCH_INVARIANT says
+                  tokens_per_split, or 512 or 2,048 keys (docs/invariance.md). None: as CUTE_FA4_BATCH_INVARIANT says
     workspace     memory for the partial results of split keys, of any dtype, contiguous; if it is too small, the
                   message gives the bytes required. Calls that share it must be on one stream. None: torch allocates
                   it for the call

@@ -150,6 +150,8 @@ def _plan_with_keys(
     merge = None if combine is None else function_for(combine, target)
     # in_float32 without parts is one part; clusters round their result, so split_of gives none then.
     parts = Split(1) if split is None or isinstance(split, Clustered) else split
+    if isinstance(parts, Split):
+        parts = parts.in_runs(q, where, attention)
     return SplitPlan(function, merge, parts, *launched)
 
 

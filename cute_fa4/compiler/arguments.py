@@ -199,6 +199,8 @@ def _split(config: FA4Config) -> tuple | None:
     if config.own_parts:
         ctas, shapes = sym_int(symbol="ctas"), own_parts_shapes(config)
         return Int32(1), *(_fake_dense("f32", (ctas, *shape)) for shape in shapes)
+    if config.in_runs:
+        return Int32(1), Int32(0), Int32(1)
     return (Int32(1), Int32(0)) if config.split_keys else None
 
 

@@ -229,7 +229,7 @@ class SM100Kernel:
         aux         tensors for score_mod and mask_mod
         split       if keys are split: (parts, key tiles of a part or 0 for even parts), Int32. mO and mLSE are then
                     partial, float32, with parts times as many sequences (packed: rows), part by part; mLSE has the
-                    parts as its first dimension.
+                    parts as its first dimension. With cfg.in_runs then the parts that a CTA takes (work/runs.py).
                     With share_keys: (CTAs, least key tiles of one, Int32 (blocks, 2) for the slots of the
                     parts of a block). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
@@ -276,10 +276,8 @@ class SM100Kernel:
                 Int32(heads),
             )
         if cutlass.const_expr(cfg.split_keys and not cfg.share_keys):
-            number, tiles_each = split
-            apart = Int32(mQ.shape[0])
-            splits = Splits(number, cute.fast_divmod_create_divisor_v2(number), tiles_each, apart)
-            grid = grid * number
+            splits = Splits.of(split, Int32(mQ.shape[0]))
+            grid = grid * splits.ctas_of_block()
         if cutlass.const_expr(cfg.own_parts):
             splits = OwnParts.of(split)
         args = KernelArgs(

@@ -71,7 +71,7 @@ def streaming(tile: float, in_flight_tiles: float = math.inf, set_up: float = 10
         return Curve(((1, set_up + each), (2, set_up + 2 * each)))
 
     curves = tuple(curve(at) for at in latencies)
-    return Streaming(latencies, curves, curves, 1000.0)
+    return Streaming(latencies, curves, curves, curves, 1000.0)
 
 
 FAST = Memory(latency=1000, ceiling=1e9, knee=2.2)
@@ -263,7 +263,7 @@ def test_decode_and_prefill_agree_on_a_launch_that_is_memory_alone(megabytes):
         for each in (at * tile_bytes / in_flight for at in latencies)
     )
     tiles = megabytes * 1e6 / 148 / tile_bytes
-    kernel = Streaming(latencies, curves, curves, tile_bytes)
+    kernel = Streaming(latencies, curves, curves, curves, tile_bytes)
     decode = time_of(kernel, [[tiles]] * 148, False, 0.0, 1, constants)
     assert 1 < decode.us / prefill_us(megabytes * 1e6) < 1 + KNEE
 

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from cute_fa4 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from cute_fa4 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, masks
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.calls.split_keys import split, workspace
@@ -295,9 +295,9 @@ def test_automatic_splits_fill_the_chip_as_far_as_their_merge_pays():
         (2, 8192, 8192, None),
         (1, 1184, 4096, None),  # 5 * 32 blocks
         (1, 1024, 4096, "4 * 32 blocks for 148 SMs"),
-        (64, 1, 8192, "256 rows of a CTA are more than four parts of one"),
-        (64, 64, 8192, None),  # as much for either
-        (64, 63, 8192, "256 rows of a CTA are more than four parts of 63"),
+        (64, 1, 8192, "256 rows of a CTA are more than 16 parts of one"),
+        (64, 16, 8192, None),  # as much for either
+        (64, 15, 8192, "256 rows of a CTA are more than 16 parts of 15"),
     ],
 )
 def test_ctas_own_all_parts_where_they_fill_the_chip_in_no_more_memory(
@@ -311,6 +311,25 @@ def test_ctas_own_all_parts_where_they_fill_the_chip_in_no_more_memory(
     found = split.split_of(q, k, Where(), resolve(q, batch_invariant=True), config)
     assert isinstance(found, split.Split if why else split.OwnParts), why
     assert found.tiles_each == split.INVARIANT_TOKENS // 128
+
+
+WIDE = dict(head_dim=256, family="mhawide")
+SINKS = dict(head_dim=64, family="mha2q", maximum="exact", lone_tiles=False, sink=True)
+
+
+@pytest.mark.parametrize(
+    "choices, tokens",
+    [
+        (SINKS, split.INVARIANT_TOKENS),
+        (SINKS | dict(one_query_tile=True), split.INVARIANT_TOKENS),
+        (SINKS | dict(kv_layout="paged", page_size=7, seqused_k=True), split.INVARIANT_TOKENS),
+        (SINKS | dict(mask=masks.Window(True, True)), split.INVARIANT_TOKENS_IN_MEMORY),
+        (WIDE, split.INVARIANT_TOKENS_IN_MEMORY),
+    ],
+)
+def test_parts_of_invariant_calls_are_short_where_ctas_merge_them(choices, tokens):
+    """The same for decode and prefill, and for any storage: a part is part of the arithmetic."""
+    assert split.invariant_tokens(choose_config(qkv_dtype="bf16", **choices)) == tokens
 
 
 def lengths_on_the_device(batch, pages, seqlen_q=1, heads=64, page=16):

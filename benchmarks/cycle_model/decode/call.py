@@ -92,8 +92,10 @@ def call_of(
         alone = config.with_(claims=False)
         return Call(alone, tuple((n,) for n in cut), split.parts, cluster=True)
     partial, merge = split_configs(config, lse)
-    cut = [n for tiles in each for n in _parts(tiles, split)]
-    return Call(partial, tuple((n,) for n in cut), split.parts, merge)
+    run = split.in_runs(q, where, partial).run or 1
+    cut = (_parts(tiles, split) for tiles in each)
+    queues = (tuple(parts[i : i + run]) for parts in cut for i in range(0, len(parts), run))
+    return Call(partial, tuple(queues), split.parts, merge)
 
 
 def _shared(blocks: list[int], split) -> tuple[tuple[tuple[int, ...], ...], int]:

@@ -125,7 +125,7 @@ class Check:
 
         first = tuple(curve(self.first_copies_ns, at) for at in latencies)
         further = tuple(curve(self.wave_ns + latency, at) for at in latencies)
-        return Streaming(latencies, first, further, float(KEYS_A_TILE * KEY_BYTES))
+        return Streaming(latencies, first, further, further, float(KEYS_A_TILE * KEY_BYTES))
 
     def decodes(self) -> list[Row]:
         """Every measured decode that merges its parts."""

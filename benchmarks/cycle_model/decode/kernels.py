@@ -61,7 +61,9 @@ def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streamin
 
     name = f"decode {config.name} q{seqlen_q}"
     found = _ours(
-        name, config, lambda: our_decode.trace_attention(config, seqlen_q, works(goes_on))
+        name,
+        config,
+        lambda: our_decode.trace_attention(config, seqlen_q, works(goes_on, config.in_runs)),
     )
     return _streaming(name, found, constants, _tile_bytes(config, seqlen_q))
 
@@ -118,20 +120,22 @@ def _tile_bytes(config, seqlen_q: int) -> float:
 def _streaming(name, found, constants, tile_bytes: int) -> Streaming:
     idle = Memory.of(constants).latency
     latencies = tuple(idle * factor for factor in LATENCIES)
-    first, further = [], []
+    first, further, within = [], [], []
     for latency in latencies:
         here = constants | {"tma_latency": replace(constants["tma_latency"], value=latency)}
         cycles = _simulated(name, found, here)
-        single = {w.tiles: n for w, n in cycles.items() if w.blocks == 1}
-        several = {w.tiles: n for w, n in cycles.items() if w.blocks > 1}
-        added = {n: (c - single[n]) / (FURTHER_BLOCKS - 1) for n, c in several.items()}
+        single = {w.tiles: n for w, n in cycles.items() if w.blocks == w.parts == 1}
+        blocks = {w.tiles: n for w, n in cycles.items() if w.blocks > 1}
+        parts = {w.tiles: n for w, n in cycles.items() if w.parts > 1}
         first.append(_curve(single))
-        further.append(_further(single, added))
-    return Streaming(latencies, tuple(first), tuple(further), float(tile_bytes))
+        further.append(_further(single, blocks))
+        within.append(_further(single, parts or blocks))
+    return Streaming(latencies, tuple(first), tuple(further), tuple(within), float(tile_bytes))
 
 
-def _further(single: dict, added: dict) -> Curve:
-    """Cycles added by a further block; between simulated points the saving is that of the nearest one."""
+def _further(single: dict, several: dict) -> Curve:
+    """Cycles added by a further block or part; between simulated points the saving is that of the nearest one."""
+    added = {n: (c - single[n]) / (FURTHER_BLOCKS - 1) for n, c in several.items()}
     if not added:
         return _curve(single)
     saved = {n: single[n] - added[n] for n in added}

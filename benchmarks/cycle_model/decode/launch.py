@@ -23,21 +23,22 @@ class Streaming:
 
     latencies      in cycles, rising
     first, further one Curve over key tiles for each latency: of a CTA's first block, and of what another one adds
+    within         the same of what another block or part in the queue of the CTA adds
     tile_bytes     of keys and values of a key tile
     """
 
     latencies: tuple[float, ...]
     first: tuple[Curve, ...]
     further: tuple[Curve, ...]
+    within: tuple[Curve, ...]
     tile_bytes: float
 
     def per_tile(self, latency: float) -> float:
         """Cycles of one more key tile."""
         return self._between(latency, [curve.per_tile for curve in self.first])
 
-    def set_up(self, tiles: float, latency: float, further: bool) -> float:
-        """Cycles of a block beyond those of its key tiles in the steady state."""
-        curves = self.further if further else self.first
+    def set_up(self, tiles: float, latency: float, curves: tuple[Curve, ...]) -> float:
+        """Cycles of a block beyond those of its key tiles in the steady state; curves: first, further or within."""
         at = [curve(tiles) - tiles * curve.per_tile for curve in curves]
         return max(0.0, self._between(latency, at))
 
@@ -113,10 +114,11 @@ class _Run:
         """The next one that has not started, on an SM that is free. further: another one was there before."""
         if self.waiting:
             first, *behind = self.waiting.pop()
-            self.begin(first, further and self.goes_on, behind)
+            kernel = self.chip.kernel
+            self.begin(first, kernel.further if further and self.goes_on else kernel.first, behind)
 
-    def begin(self, tiles: float, further: bool, behind: list[float]) -> None:
-        rest = self.chip.kernel.set_up(tiles, self.chip.memory.latency, further) / 2
+    def begin(self, tiles: float, curves: tuple[Curve, ...], behind: list[float]) -> None:
+        rest = self.chip.kernel.set_up(tiles, self.chip.memory.latency, curves) / 2
         self.number += 1
         heapq.heappush(self.fixed, (self.now + rest, self.number, "stream", tiles, rest, behind))
 
@@ -138,7 +140,7 @@ class _Run:
         if what == "stream":
             heapq.heappush(self.streams, (self.done + tiles, number, rest, behind))
         elif behind:
-            self.begin(behind[0], True, behind[1:])
+            self.begin(behind[0], self.chip.kernel.within, behind[1:])
         else:
             self.next_cta(further=True)
 

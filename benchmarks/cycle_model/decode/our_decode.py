@@ -121,6 +121,10 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
         values["mO"] = torch.empty(q.shape, dtype=torch.float32)
         values["mLSE"] = torch.empty((1, 1, heads_q, seqlen_q))
         values["split"] = (1, 0)
+    if config.in_runs:
+        values["mO"] = torch.empty((work.parts, *q.shape[1:]), dtype=torch.float32)
+        values["mLSE"] = torch.empty((work.parts, 1, heads_q, seqlen_q))
+        values["split"] = (work.parts, work.tiles, work.parts)
     return values
 
 

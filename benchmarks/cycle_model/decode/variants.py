@@ -13,32 +13,35 @@ from benchmarks.cycle_model.decode.problems import DecodeProblem
 KEYS_A_TILE = 128
 # Key tiles for which a CTA is simulated; after the last one the cycles grow by the steady state.
 TILES = (1, 2, 3, 4, 6, 8, 16)
-# The cost of a further block comes from a CTA with this many blocks.
+# The cost of a further block, or part of a block, comes from a CTA with this many of them.
 FURTHER_TILES = (1, 2, 4, 8)
 FURTHER_BLOCKS = 3
 
 
 @dataclass(frozen=True)
 class Work:
-    """key tiles of a block; blocks that the recorded CTA does."""
+    """key tiles of a block, or of each of its parts; blocks that the recorded CTA does; parts that it does of each."""
 
     tiles: int
     blocks: int = 1
+    parts: int = 1
 
     @property
     def keys(self) -> int:
-        return self.tiles * KEYS_A_TILE
+        return self.tiles * self.parts * KEYS_A_TILE
 
 
-def works(goes_on: bool) -> list[Work]:
+def works(goes_on: bool, runs: bool = False) -> list[Work]:
     """The launches emulated for a kernel, longest first: align.py takes the order of lines from the first trace, and in
     a short trace the last key tile, which is special, comes early.
 
-    goes_on: a CTA does several blocks
+    goes_on: a CTA does several blocks; runs: and several parts of a block
     """
     further = FURTHER_TILES if goes_on else ()
     found = [*map(Work, TILES), *(Work(n, FURTHER_BLOCKS) for n in further)]
-    return sorted(found, key=lambda work: work.tiles * work.blocks, reverse=True)
+    if runs:
+        found += [Work(n, parts=FURTHER_BLOCKS) for n in FURTHER_TILES]
+    return sorted(found, key=lambda work: work.tiles * work.blocks * work.parts, reverse=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@
                         takes and merges all of them where blocks fill the chip (fill_chip), with the same bits
 
 With batch_invariant=True, or under CUTE_FA4_BATCH_INVARIANT=on, the parts have tokens_per_split or else
-INVARIANT_TOKENS keys, whatever num_splits is.
+invariant_tokens keys, whatever num_splits is.
 
 Which keys a part takes follows from the lengths on the device (sm100/work/split.py, shared_order.py): no plan, no
 metadata tensor, no synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still
@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import isqrt, prod
 from operator import index
+from typing import cast
 
 import torch
 
@@ -49,8 +50,11 @@ from cute_fa4.sm100.choose.launches import (
 )
 from cute_fa4.system.clusters import most_clusters
 
-MAX_SPLITS = 1024
-INVARIANT_TOKENS = 2048  # keys of a part, of batch-invariant calls without tokens_per_split
+MAX_SPLITS, MAX_PARTS = 1024, 4096  # of num_splits, and of tokens_per_split
+# Keys of a part, of batch-invariant calls without tokens_per_split: where CTAs that fill the chip merge the parts of
+# their rows, and where parts of long calls go through memory. A fact of the problem, not of lengths or storage.
+INVARIANT_TOKENS, INVARIANT_TOKENS_IN_MEMORY = 512, 2048
+RUN_TILES = 16  # key tiles of a CTA that takes several parts, at most
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
@@ -59,17 +63,33 @@ _of_queries = fields(LENGTHS_OF_QUERIES)
 
 @dataclass(frozen=True)
 class Split:
-    """The same number of parts for each sequence. tiles_each: key tiles of a part, 0: even parts."""
+    """The same number of parts for each sequence.
+
+    tiles_each  key tiles of a part; 0: even parts
+    run         parts that a CTA takes, one after the other (sm100/work/runs.py); 0: the kernel has no runs
+    """
 
     parts: int
     tiles_each: int = 0
+    run: int = 0
 
     cut = PARTS
 
+    @property
+    def told(self) -> tuple:
+        """The kernel's argument `split`."""
+        return (self.parts, self.tiles_each, *([self.run] if self.run else []))
+
     def workspace(self, q, v) -> tuple:
         """-> (partial O, its log-sum-exp, None, what the kernel is told)."""
-        partial = workspace.partial_results(q, v, self.parts)
-        return *partial, None, (self.parts, self.tiles_each)
+        return *workspace.partial_results(q, v, self.parts), None, self.told
+
+    def in_runs(self, q, where: Where, attention) -> Split:
+        """The same parts for the attention kernel of a call, which may take several in a CTA."""
+        if not attention.in_runs:
+            return self
+        blocks = _ctas(q, where, attention)
+        return replace(self, run=parts_of_run(self, blocks, num_sms(q.device)))
 
 
 @dataclass(frozen=True)
@@ -190,15 +210,15 @@ def _wanted(
         return None
     keys = most_keys(k, where)
     if policy.batch_invariant(options.batch_invariant):
-        tokens_per_split = tokens_per_split or INVARIANT_TOKENS
+        tokens_per_split = tokens_per_split or invariant_tokens(config)
         if keys <= tokens_per_split:
             return None  # a part alone is not merged, and has the same bits
     if tokens_per_split is not None:
         parts = -(-keys // index(tokens_per_split))
-        if parts > MAX_SPLITS:
+        if parts > MAX_PARTS:
             raise ValueError(
                 f"tokens_per_split: {tokens_per_split} makes {parts} parts of up to {keys} keys; accepted: at most "
-                f"{MAX_SPLITS} parts; use a larger one, or pass max_seqlen_k"
+                f"{MAX_PARTS} parts; use a larger one, or pass max_seqlen_k"
             )
         return Split(max(parts, 1), index(tokens_per_split) // KEYS_PER_TILE)
     if num_splits == 1:
@@ -225,14 +245,43 @@ def _wanted(
     return Split(parts) if parts > 1 else None
 
 
+def invariant_tokens(config) -> int:
+    return INVARIANT_TOKENS if config.merges_parts else INVARIANT_TOKENS_IN_MEMORY
+
+
 def _own_parts(q, where: Where, config, split: Split, partial: bool) -> OwnParts | None:
     """The same parts, all of a block in one CTA: the same bits, so the rule may read lengths."""
     if not split.tiles_each or split.parts == 1 or not may_own_parts(config, partial):
         return None
-    ctas = ctas_of(config, q.shape[0], where.seqlen_q(q), q.shape[-2], where.batch(q))
+    ctas = _ctas(q, where, config)
     own, rows = OwnParts(split.tiles_each, ctas, own_parts_shapes(config)), q.shape[:-1].numel()
     fills = fill_chip(own, num_sms(q.device), rows * split.parts * (config.ov_depth + 1))
     return own if fills else None
+
+
+def _ctas(q, where: Where, config) -> int:
+    """CTAs of a launch without split keys."""
+    return ctas_of(config, q.shape[0], where.seqlen_q(q), q.shape[-2], where.batch(q))
+
+
+def parts_of_run(split: Split, blocks: int, sms: int) -> int:
+    """Parts that a CTA takes one after the other: the bits are the same, so lengths and the chip may decide.
+
+    A run has at most RUN_TILES key tiles, because a launch waits for its last run. Claiming and beginning one costs
+    about as much as a key tile.
+
+    >>> [parts_of_run(Split(16, 4), blocks, 148) for blocks in (8, 16, 24, 40, 64, 256)]
+    [1, 2, 3, 1, 4, 4]
+    >>> parts_of_run(Split(16), 8, 148), parts_of_run(Split(4, 16), 64, 148)
+    (1, 1)
+    """
+    most = min(split.parts, RUN_TILES // split.tiles_each) if split.tiles_each else 1
+
+    def cost(run: int) -> int:
+        waves = -(-blocks * -(-split.parts // run) // sms)
+        return waves * (run * split.tiles_each + 1)
+
+    return min(range(max(most, 1), 0, -1), key=cost)
 
 
 def fill_chip(own: OwnParts, sms: int, of_parts: int) -> bool:
@@ -374,7 +423,7 @@ class SplitPlan(Plan):
         out, lse = self.results.allocated(tensors.q, tensors.out)
         q, k, v, written = self.viewed(tensors, out)
         if self.combine is None:
-            partial_o, partial_lse, told = written, lse[None], (1, 0)
+            partial_o, partial_lse, told = written, lse[None], cast(Split, self.split).told
         self.launch(tensors, (q, k, v, partial_o, partial_lse), told)
         if self.combine is not None:
             lengths = _of_queries(tensors)

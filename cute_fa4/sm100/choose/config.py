@@ -146,6 +146,18 @@ class FA4Config(Problem):
         return getattr(self.schedule, "own_parts", False)
 
     @property
+    def merges_parts(self) -> bool:
+        """Whether long calls of the problem have the parts of their rows' keys merged without memory."""
+        asked = getattr(self.schedule, "merges_parts", None)
+        return asked is not None and asked(self)
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether a CTA takes several parts of its rows' keys and stores a partial result of each (work/runs.py)."""
+        asked = getattr(self.schedule, "in_runs", None)
+        return asked is not None and asked(self)
+
+    @property
     def in_parts(self) -> bool:
         """Whether a work tile has one of several parts of the keys that its rows see."""
         return self.split_keys or self.own_parts

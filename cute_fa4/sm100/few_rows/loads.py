@@ -77,7 +77,7 @@ class GuessingOrder(Loads):
     def first_entries(self, cfg, args, work, guessed):
         if guessed is None:
             return loads.look_up(cfg, args, work, work.tiles.first)
-        return loads.look_up_guessed(cfg, args, work, guessed)
+        return loads.look_up_guessed(cfg, args, work, guessed, Int32(0))
 
 
 class EarlyOrder(GuessingOrder):

@@ -122,7 +122,7 @@ def finish_tile(
     if cutlass.const_expr(sum_at is not None):
         row_sum = row_sum + store.row_sum(sum_at)
         inverse = scales.times(row_math.inverse(row_sum), factor)
-    store_o(cfg, group, work, i, q_tile, inverse)
+    order.store_o(cfg, group, work, i, q_tile, inverse)
 
 
 @cute.jit

@@ -90,9 +90,12 @@ def run(
         started = order.after_tile(entries)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count
-        following = work
+        following, found = work, order.found_before(entries)
         for n in cutlass.range(first, first + maximum(count, 1), unroll=1):
-            asks = n == first + maximum(count - 2, 0)
+            takes = n == first + maximum(count - 2, 0)
+            asks = takes
+            if cutlass.const_expr(order.asks_early):
+                asks = n == first + maximum(count - 3, 0)
             asked = queue.nothing_asked()
             if asks:
                 asked = queue.ask_next(search, number)
@@ -104,11 +107,12 @@ def run(
                     cfg, order, warp, tile, at, q_phase, *order.further_arguments(started)
                 )
             entries, started = ahead, order.after_tile(entries)
-            if asks:
+            if takes:
                 search, following, number = queue.take_next(cfg, args, search, number, asked)
+                found = order.look_up_following(cfg, args, following, found)
         if count > 0:
-            q_phase = q_phase ^ 1
+            q_phase = q_phase ^ order.uses_of_q(cfg, work)
         work, number = queue.copies_issued(cfg, args, following, number)
-        entries = look_up(cfg, args, work, work.tiles.first)
+        entries = order.next_entries(cfg, args, work, found)
     kv.drain(at)
     queue.drain(search, number)

@@ -177,12 +177,30 @@ class Loads:
         """Copy early -> (the next slot, the copies made); where starts_early."""
         return at, None
 
+    asks_early: ClassVar[bool] = False
+    """Whether a block is claimed a key tile earlier: where the answer and the length would keep copies waiting."""
+
+    def found_before(self, entries):
+        """What look_up_following replaces, as large as `entries`; None where next_entries looks them up."""
+
+    def look_up_following(self, cfg, args, following, found):
+        """Look up the entries for the first key tile of the following work tile, before the last copies of this one."""
+        return found
+
+    def next_entries(self, cfg, args, work, found):
+        """The entries for the first key tile of a further work tile. found: of look_up_following."""
+        return loads.look_up(cfg, args, work, work.tiles.first)
+
     def after_tile(self, entries):
         """What load_tile gets for the next key tile in place of the copies of start. entries: of this key tile."""
 
     def further_arguments(self, started) -> tuple:
         """Further arguments of load_tile. started: of start, or of after_tile."""
         return ()
+
+    def uses_of_q(self, cfg, work):
+        """1 where Q is not needed after this work tile, which has keys; 0 where the next one uses it, too."""
+        return 1
 
     def q_tile_of_turn(self, turn):
         """The query tile that is loaded first, or second; K is loaded after the first."""
@@ -204,6 +222,7 @@ class Outputs:
     nothing_corrected = staticmethod(correction.Corrected.none)  # kept from work tile to work tile
     correct_tiles = staticmethod(correction.correct_tiles)  # a work tile with keys
     correct_empty = staticmethod(store.zeros_of_rows)  # a work tile without keys
+    store_o = staticmethod(correction.store_o)  # O of a query tile, at the end of a work tile
 
 
 @dataclass(frozen=True)

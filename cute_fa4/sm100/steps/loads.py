@@ -83,13 +83,15 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
 
     None where the turn is unknown. Entries beyond the sequence may be among them: they are not used.
     """
-    of_block = not (
-        cfg.share_keys or cfg.split_keys or cfg.q_layout == "packed" or cfg.lists_blocks
-    )
+    elsewhere = (
+        cfg.split_keys and not cfg.in_runs
+    )  # shared keys and even parts begin where the length says
+    of_block = not (elsewhere or cfg.q_layout == "packed" or cfg.lists_blocks)
     if not of_block or cfg.kv_layout != "paged" or cfg.cache_leftpad or cfg.cache_batch_idx:
         return None
-    batch = tile_order.work_tile(cfg, block // cfg.cluster_parts, args.order).batch
-    first_key = blocks.key_tile(cfg, Int32(0)) * cfg.tiles.BN
+    number, turn = guessed_turn(cfg, args, block)
+    batch = tile_order.work_tile(cfg, number, args.order).batch
+    first_key = blocks.key_tile(cfg, turn) * cfg.tiles.BN
     room = args.seqlen_k
     if cfg.tiles.gathers_rows:
         return gathered_rows.look_up(
@@ -101,12 +103,20 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
     )
 
 
+def guessed_turn(cfg, args: KernelArgs, block) -> tuple:
+    """-> (the number of a CTA's first block, the turn in its key tiles that it begins with, if no mask hides it)."""
+    if not cfg.in_runs:
+        return block // cfg.cluster_parts, Int32(0)
+    number, part = args.splits.block_and_part(block)
+    return number, part * args.splits.tiles_each
+
+
 @cute.jit
 def look_up_guessed(
-    cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32 | tuple
+    cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32 | tuple, turn: Int32
 ) -> Int32 | tuple:
-    """The entries for the first turn of a work tile; guess may have found them already."""
-    if work.tiles.first != 0:
+    """The entries for the first turn of a work tile; guess may have found them, those of `turn`, already."""
+    if work.tiles.first != turn:
         entries = look_up(cfg, args, work, work.tiles.first)
     return entries
 

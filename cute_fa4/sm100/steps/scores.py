@@ -13,7 +13,7 @@ from ...scales import ROW
 from ..blueprint.score_inputs import Aux
 from ..instructions import exp2, tensor_memory, threads
 from ..sync.kernel_args import KernelArgs
-from ..work import kv_range, results, rows, scales
+from ..work import kv_range, results, rows, runs, scales
 from ..work.tile import Work
 from . import half_powers, lost_weights, row_math, seen, visibility
 from .row_math import LOG2_E, RowState
@@ -264,7 +264,15 @@ def write_lse(
     if cutlass.const_expr(mine is not True):
         writes = writes & mine
     if writes:
-        args.lse[results.lse_place(cfg, args, work, place)] = row_lse(cfg, args, state, factor)
+        lse = row_lse(cfg, args, state, factor)
+        if cutlass.const_expr(cfg.in_runs):
+            first, end = runs.parts_of(work.tile.part)
+            for part in cutlass.range(first, end, unroll=1):
+                own = part == runs.number_of(work.tile.part)
+                of_part = results.lse_place(cfg, args, work, place, part)
+                args.lse[of_part] = cutlass.select_(own, lse, -Float32.inf)
+        else:
+            args.lse[results.lse_place(cfg, args, work, place)] = lse
 
 
 @cute.jit

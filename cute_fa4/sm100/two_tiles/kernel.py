@@ -88,6 +88,10 @@ class SM100MHA2Q(SM100Kernel):
         row_max = floats(base + self.cfg.tiles.q_tile_bytes, softmax)
         return Smem.of(self.cfg.smem, base, row_max=row_max)
 
+    def o_operand(self, mO):
+        """With one query tile the tensor itself, because threads store O without TMA."""
+        return (mO, Int32(0)) if self.cfg.schedule.one_query_tile else super().o_operand(mO)
+
     def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
         if self.cfg.tmem.sums:
             fill_ones(self.cfg, cta.smem, warp)

@@ -167,6 +167,21 @@ class TwoTiles(RowSchedule):
         """Also over pages on sm_103a: the load warp of packed queries had no register for the common address."""
         return super().load_apart(problem) or self.budget(problem) == "pages, sm_103a"
 
+    def loads_v_late(self, problem: Problem) -> bool:
+        """Whether V of a key tile is loaded after K of the next one (one_query_tile.py).
+
+        That takes one load warp, and slots that hold whole tiles of K.
+        """
+        tiles = self.tiles(problem)
+        return self.one_query_tile and not (tiles.gathers_rows or tiles.rest_qk_depth)
+
+    def merges_parts(self, problem: Problem) -> bool:
+        """Whether CTAs that fill the chip merge the parts of their rows (own_parts), except with gathered pages."""
+        return type(self) is TwoTiles and not any(not_merged(problem).values())
+
+    def in_runs(self, problem: Problem) -> bool:
+        return problem.split_keys and not problem.share_keys and self.loads_v_late(problem)
+
     def row_again(self, problem: Problem) -> bool:
         """Whether softmax computes its row's place and bands anew after the loop over whole key tiles.
 
@@ -309,10 +324,8 @@ class TwoTiles(RowSchedule):
         of_problem = {
             "split_keys": problem.split_keys,
             "q_block": problem.q_block,
-            "rope_depth": problem.rope_depth,
-            "descales": problem.token_scales and problem.descales,
             "page_size": self.tiles(problem).gathers_rows and problem.page_size,
-            "sink": problem.sink and problem.mask.has_lower_bound and problem.mask,
+            **not_merged(problem),
         }
         return self._exact_alone("own_parts", of_problem, one_query_tile=False)
 
@@ -326,6 +339,15 @@ class TwoTiles(RowSchedule):
         )
         of_problem = {"order": not runs and self.order, "q_block": problem.q_block}
         return self._exact_alone("one_query_tile", of_problem)
+
+
+def not_merged(problem: Problem) -> dict:
+    """Features with which a CTA cannot merge the parts of its rows, by name: values that are true."""
+    return {
+        "rope_depth": problem.rope_depth,
+        "descales": problem.token_scales and problem.descales,
+        "sink": problem.sink and problem.mask.has_lower_bound and problem.mask,
+    }
 
 
 def may_lag(problem: Problem) -> bool:
@@ -364,6 +386,7 @@ def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem
     says = order.barriers(warps), "softmax" if schedule.lags else None
     ones = ones_bytes(tiles) if order.tmem(tiles).sums else 0
     empty = barriers.table(tiles, warps, 0, *says)
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, ones_bytes=ones), empty)
+    sizes = dict(ones_bytes=ones, stages_o=not schedule.one_query_tile)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, **sizes), empty)
     table = barriers.table(tiles, warps, slots, *says)
-    return table, smem_map(tiles, warps, table, ones_bytes=ones)
+    return table, smem_map(tiles, warps, table, **sizes)

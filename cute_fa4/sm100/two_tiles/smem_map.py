@@ -4,7 +4,7 @@
     q             q_bytes                    Q0, Q1
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
     k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
-    o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, or one with a k_rest
+    o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, one with a k_rest, or none
     ones          ones_bytes                 ones that P is multiplied by for its row sums, for one MMA step; mostly 0
     row_scale     1024                       row scale: one f32 for each softmax thread
     row_bias      1024                       row bias: another f32 for each softmax thread
@@ -53,11 +53,12 @@ def smem_map(
     checked_bytes: int = CHECKED_QUEUE_BYTES,
     ones_bytes: int = 0,
     scale_bytes: int | None = None,
+    stages_o: bool = True,
 ) -> TwoTilesSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table.
 
     checked_bytes: of a work queue whose tiles are checked; ones_bytes: of the ones after V; scale_bytes: of the ring of
-    scales; None: the size for scales of keys
+    scales; None: the size for scales of keys; stages_o: whether O goes through shared memory
     """
     scales = token_scales(tiles.problem, tiles.BN)
     if scale_bytes is not None:
@@ -67,7 +68,7 @@ def smem_map(
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         k_rest=tiles.k_rest_bytes,
-        o=tiles.o_buffers * tiles.o_chunk_bytes,
+        o=tiles.o_buffers * tiles.o_chunk_bytes * stages_o,
         ones=ones_bytes,
         row_scale=(threads,),
         row_bias=(threads,),

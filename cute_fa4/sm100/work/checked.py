@@ -26,7 +26,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..blueprint.entries import AGAIN_WORDS, CHECKED_ENTRIES, VERDICT_WORDS, WORK_WORDS
-from .part_queue import PartsAndClaims, PartsOfBlock
+from . import part_queue
 from .queue import (
     NO_MORE,
     PAUSE,
@@ -140,8 +140,8 @@ def queue_of(cfg) -> type[WorkQueue]:
     checked = "work_checked" in cfg.barriers
     if cfg.share_keys:
         return CheckedStretch if checked else OwnStretch
-    if cfg.own_parts:
-        return PartsAndClaims if cfg.schedule.claims else PartsOfBlock
+    if cfg.own_parts or cfg.in_runs:
+        return part_queue.queue_of(cfg)
     if cfg.schedule.claims:
         return CheckedQueue if checked else WorkQueue
     return CheckedBlock if checked else OneBlock

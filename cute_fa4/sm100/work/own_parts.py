@@ -73,3 +73,7 @@ def begins_block(part):
 
 def ends_block(part, tiles: TileRange):
     return tiles.first + tiles.count >= end_of_block(part)
+
+
+def is_followed(part, tiles: TileRange):
+    return tiles.first + tiles.count < end_of_block(part)

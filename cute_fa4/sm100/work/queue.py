@@ -262,6 +262,19 @@ def begin(cfg, args, block) -> tuple[Int32, Search]:
     return block, Search(Int32(0), held, over=over)
 
 
+def tiles_of_block(cfg, args, tile: WorkTile, of: Sequence) -> TileRange:
+    """The key tiles that a block of queries sees."""
+    last = minimum(tile.first_position + cfg.tiles.positions_per_block, of.seqlen_q) - 1
+    return kv_range.tile_range(
+        cfg,
+        of.position(tile.first_position),
+        of.position(last),
+        of.num_keys,
+        of.key_limit,
+        args.mask_sizes,
+    )
+
+
 @cute.jit
 def find_work(
     cfg: cutlass.Constexpr, args, block: Int32, held: Held | None
@@ -284,17 +297,9 @@ def find_work(
     if cutlass.const_expr(cfg.lists_blocks):
         tiles = block_lists.range_of(cfg, args, tile, of)
     else:
-        last = minimum(tile.first_position + cfg.tiles.positions_per_block, of.seqlen_q) - 1
-        tiles = kv_range.tile_range(
-            cfg,
-            of.position(tile.first_position),
-            of.position(last),
-            of.num_keys,
-            of.key_limit,
-            args.mask_sizes,
-        )
+        tiles = tiles_of_block(cfg, args, tile, of)
     if cutlass.const_expr(cfg.split_keys):
-        tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
+        tile, tiles = args.splits.first_of(cfg, tile, tiles, part)
     if cutlass.const_expr(cfg.own_parts):
         tile, tiles = args.splits.first_of(tile, tiles)
     if cutlass.const_expr(cfg.cluster_parts > 1):

@@ -7,8 +7,13 @@ shared         a separate slot for each piece: (slot, position in the block, hea
 
 from ...layouts.scalars import minimum
 from ...tma.tensor_maps import clipped_store
-from . import own_parts, rows, shared_order
+from . import own_parts, rows, runs, shared_order
 from .tile import Work
+
+
+def part_of(cfg, work: Work):
+    """The number of the part of the keys, where all blocks have as many."""
+    return runs.number_of(work.tile.part) if cfg.in_runs else work.tile.part
 
 
 def o_place(cfg, args, work: Work, i) -> tuple:
@@ -20,9 +25,9 @@ def o_place(cfg, args, work: Work, i) -> tuple:
     head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
     batch, more_rows = sequence.batch, 0
     if cfg.split_keys and cfg.q_layout == "dense":
-        batch = batch + work.tile.part * args.splits.rows_apart
+        batch = batch + part_of(cfg, work) * args.splits.rows_apart
     elif cfg.split_keys:
-        more_rows = work.tile.part * args.splits.rows_apart
+        more_rows = part_of(cfg, work) * args.splits.rows_apart
     if not cfg.clips_queries:
         return first, (head, batch)
     valid = minimum(sequence.seqlen_q - first, per_tile)
@@ -56,7 +61,7 @@ def row_place(cfg, args, work: Work, place: rows.Row) -> tuple:
         if cfg.q_layout == "dense":
             return slot, inside, head
         return slot * args.order.positions + inside, head
-    apart = tile.part * args.splits.rows_apart if cfg.split_keys else 0
+    apart = part_of(cfg, work) * args.splits.rows_apart if cfg.split_keys else 0
     if cfg.q_layout == "dense":
         return sequence.batch + apart, place.q_index, place.head
     return sequence.q_first_row + place.q_index + apart, place.head
@@ -75,8 +80,8 @@ def is_row(cfg, args, work: Work, place: rows.Row):
 LSE, LARGEST = 0, 1  # what the first index of the log-sum-exp says where cfg.write_max
 
 
-def lse_place(cfg, args, work: Work, place: rows.Row) -> tuple:
-    """Index of a row in the log-sum-exp."""
+def lse_place(cfg, args, work: Work, place: rows.Row, part=None) -> tuple:
+    """Index of a row in the log-sum-exp; part: None is that of the work tile."""
     sequence, tile = work.sequence, work.tile
     if cfg.share_keys:
         inside = place.q_index - tile.first_position
@@ -86,7 +91,8 @@ def lse_place(cfg, args, work: Work, place: rows.Row) -> tuple:
         at = (sequence.batch, place.head, place.q_index)
     if cfg.write_max:
         return (LSE, *at)
-    return (tile.part, *at) if cfg.split_keys else at
+    part = part_of(cfg, work) if part is None else part
+    return (part, *at) if cfg.split_keys else at
 
 
 def max_place(cfg, args, work: Work, place: rows.Row) -> tuple:
@@ -101,4 +107,4 @@ def is_first_part(cfg, work: Work):
         return shared_order.begins_block(work.tile.part)
     if cfg.own_parts:
         return own_parts.begins_block(work.tile.part)
-    return work.tile.part == 0
+    return part_of(cfg, work) == 0

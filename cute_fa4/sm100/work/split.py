@@ -14,7 +14,8 @@ Even parts follow from the sequence's own length, so a batch of unequal lengths 
 the cut of a sequence depends on nothing else in the batch, nor on the number of parts: the same sequence gives the same
 bits in every batch. A part without keys stores zeros and a log-sum-exp of -inf, which weigh nothing.
 
-The parts of a block follow one another in the grid, so they start together and read different keys. Where they are a
+The parts of a block follow one another in the grid, so they start together and read different keys. A CTA may take
+several of them, one after the other (runs.py). Where they are a
 cluster, they merge their results themselves (few_rows/cluster.py) and take key tiles in turn: a CTA then knows its
 first key tile before it knows how long the sequence is (taken_in_turn):
 
@@ -23,13 +24,16 @@ first key tile before it knows how long the sequence is (taken_in_turn):
      7 tiles       0  4            1  5            2  6            3
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from .blocks import turn_from
 from .kv_range import TileRange
+from .runs import Runs, number_of, runs_of_block
+from .tile import WorkTile
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,38 @@ class Splits:
     divisor: object  # the same, as the divisor of the kernel
     tiles_each: Int32  # key tiles of a part; 0: even parts
     rows_apart: Int32  # from one part's partial results to the next's: sequences of dense queries, rows of packed ones
+    runs: Runs | None = None  # where a CTA takes several parts
+
+    @staticmethod
+    def of(split: tuple, rows_apart: Int32) -> "Splits":
+        """split: as SM100Kernel.__call__ has it."""
+        number, tiles_each, *run = split
+        runs = Runs.of(number, tiles_each, *run) if run else None
+        divisor = cute.fast_divmod_create_divisor_v2(number)
+        return Splits(number, divisor, tiles_each, rows_apart, runs)
+
+    def ctas_of_block(self):
+        """CTAs for each block."""
+        return self.number if self.runs is None else runs_of_block(self.number, self.runs.parts)
 
     def block_and_part(self, number):
-        """Number in the grid -> (block, part)."""
+        """Number in the grid -> (block, the first part of the CTA)."""
+        if self.runs is not None:
+            return self.runs.block_and_part(number)
         return divmod(number, self.divisor)
+
+    def first_of(self, cfg, tile: WorkTile, tiles: TileRange, part) -> tuple[WorkTile, TileRange]:
+        """The first work tile of a CTA that begins with a part, and its key tiles; tiles: of the block."""
+        if self.runs is None:
+            return replace(tile, part=part), self.tiles_of(tiles, part)
+        return self.part_of_run(tile, tiles, self.runs.first_of(part, tiles, cfg.sink))
+
+    def next_of(self, tile: WorkTile, tiles: TileRange) -> tuple[WorkTile, TileRange]:
+        """The work tile after one of a run that is followed, likewise."""
+        return self.part_of_run(tile, tiles, self.runs.next_of(tile.part, tiles))
+
+    def part_of_run(self, tile: WorkTile, tiles: TileRange, word) -> tuple[WorkTile, TileRange]:
+        return replace(tile, part=word), self.tiles_of(tiles, number_of(word))
 
     def tiles_of(self, tiles: TileRange, part) -> TileRange:
         """The key tiles of a part. The last one takes what is left, so that no key is ever left out."""

@@ -9,7 +9,6 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass._mlir.dialects import llvm
 
 from cute_fa4.dtypes import bytes_of
 
@@ -17,30 +16,12 @@ from ...instructions import tensor_memory
 from ...steps import row_math
 from ...steps.row_math import RowState
 from ...steps.scores import log2_scale, scaled_largest
+from ...steps.store_rows import address_of, store_batch
 from ...sync.kernel_args import KernelArgs
 from ...work import results, rows
 from ...work.tile import Work
 
 BATCH = 32  # columns that are in registers at a time
-PIECE_WORDS = 4  # per store
-
-
-def store_words(address: Int64, words: list):
-    """Store 16 bytes (four 32-bit words) to global memory in one instruction."""
-    llvm.inline_asm(
-        None,
-        [Int64(address).ir_value(), *(word.ir_value() for word in words)],
-        "st.global.v4.b32 [$0], {$1, $2, $3, $4};",
-        "l,r,r,r,r",
-        has_side_effects=True,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-    )
-
-
-def address_of(o: cute.Tensor, place: tuple) -> Int64:
-    """Global address of an element of O; the depth is contiguous, and rows are 16-byte aligned."""
-    return (o.iterator + cute.crd2idx(place, o.layout)).toint()
 
 
 def first_depth(cfg, place):
@@ -72,12 +53,6 @@ def output(
         words = row_math.pack(row_math.multiplied(values, factor), cfg.o_dtype)
         if exists:
             store_batch(address + bytes_of(cfg.o_dtype, first), words)
-
-
-def store_batch(address: Int64, words: list):
-    """Store adjacent words, 16 bytes at a time."""
-    for i in range(0, len(words), PIECE_WORDS):
-        store_words(address + 4 * i, words[i : i + PIECE_WORDS])
 
 
 @cute.jit

@@ -102,6 +102,10 @@ VARIANTS = {
     "one tile decode": {**DECODE, "schedule": OneTile(), "page_size": 16, **CAUSAL},
     "own parts": {"maximum": "exact", "lone_tiles": False, "own_parts": True, **CAUSAL},
     "one query tile": {"maximum": "exact", "lone_tiles": False, "one_query_tile": True, **CAUSAL},
+    "one query tile, runs": {
+        **{"maximum": "exact", "lone_tiles": False, "one_query_tile": True, "page_size": 16},
+        **{**DECODE, "write_lse": True, "split_keys": True, "o_dtype": "f32"},
+    },
     "one tile decode split": {
         **DECODE,
         "schedule": OneTile(),

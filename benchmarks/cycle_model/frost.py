@@ -1,4 +1,4 @@
-"""FROST, the open forward kernels of cudnn-frontend, on the emulator: calls of them, and traces for the model.
+"""FROST, the open kernels of cudnn-frontend, on the emulator: calls, and traces of the forward ones for the model.
 
     python -m benchmarks.cycle_model.frost OUT.pickle '{"maker": "FROST", "causal": true}'
 
@@ -54,6 +54,39 @@ def forward(q, k, v, causal: bool = False, bottom_right: bool = False):
     with ptx_files.reachable(q, k, v, out, lse):
         plan._compiled_kernel(*arguments)
     return out, plan._compiled_kernel
+
+
+def backward(q, k, v, out, lse, dout, causal: bool = False) -> list[torch.Tensor]:
+    """The gradients of q, k and v by its kernel for head dim 128, inside as_if_cuda().
+
+    q, k, v, out, dout  (batch, rows or keys, heads, 128) of bf16 or fp16; lse: (batch, heads, rows) of float32
+    Raises what the package raises where it has no kernel, and errors of the emulator.
+    """
+    os.environ["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] = "1"
+    from cudnn.sdpa.bwd import prepared
+    from cudnn.sdpa.bwd.api_dsl_sm100_d128 import SdpaBwdDslSm100D128
+    from cudnn.sdpa.fwd.prepared import BufferFacts
+
+    found = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    inputs = [x.transpose(1, 2) for x in (q, k, v, out, dout)]
+    tensors = [*inputs, lse[..., None], *(x.transpose(1, 2) for x in found)]
+    tensors = dict(zip(prepared.ROLES, tensors, strict=False))
+    scale = q.shape[-1] ** -0.5
+    plan = SdpaBwdDslSm100D128(
+        **{f"sample_{name}": x.cuda() for name, x in tensors.items()}, is_causal=causal, scale_softmax=scale
+    )  # fmt: skip
+    for name in tensors:  # the package asks where they are
+        object.__setattr__(getattr(plan, f"{name}_desc"), "device", torch.device("cuda", 0))
+    plan.check_support()
+    plan.compile()
+    spec = plan._prepared
+    workspace = ptx_files.aligned(torch.zeros(max(spec.workspace_bytes, 16), dtype=torch.uint8))
+    facts = {name: _facts(BufferFacts, x) for name, x in tensors.items()}
+    own = workspace.data_ptr() if spec.workspace_bytes else 0
+    arguments = prepared._bind_python(spec, facts, own, 0, scale=scale)
+    with ptx_files.reachable(q, k, v, out, lse, dout, *found, workspace):
+        spec.fn(*arguments)
+    return found
 
 
 def _facts(kind, x: torch.Tensor):

@@ -62,6 +62,28 @@ def frost(causal, depths=(128, 128), rows=256, keys=384, heads=(2, 1)):
     return out, exact
 
 
+def frost_backward(causal=False, rows=256, keys=256, heads=1):
+    """The gradients of its kernel for head dim 128 -> [(got, exact)] of q, k and v, with statistics of float64."""
+    from benchmarks.cycle_model.frost import backward
+
+    torch.manual_seed(0)
+    q, dout = random(1, rows, heads, 128), random(1, rows, heads, 128)
+    k, v = random(1, keys, heads, 128), random(1, keys, heads, 128)
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = torch.einsum("bqhd,bkhd->bhqk", exact[0], exact[1]) / 128**0.5
+    if causal:
+        hidden = torch.ones(rows, keys, dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), exact[2])
+    gradients = torch.autograd.grad(out, exact, dout.double())
+    lse = ptx_files.aligned(scores.logsumexp(-1).detach().float())
+    out = ptx_files.aligned(out.detach().bfloat16())
+    got = backward(q, k, v, out, lse, dout, causal)
+    for name, mine, right in zip(("dq", "dk", "dv"), got, gradients, strict=True):
+        check(name, mine, right, 3e-3)
+    return list(zip(got, gradients, strict=True))
+
+
 LATENT, ROPE = 512, 64
 
 

@@ -22,10 +22,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-# (causal, head dims of QK and of V, rows, keys, heads of Q and of K); both on pairs of CTAs.
+# (causal, head dims of QK and of V, rows, keys, heads of Q and of K); all on pairs of CTAs.
 CALLS = {
     "full": (False, (128, 128), 512, 256, (2, 2)),
     "causal": (True, (128, 128), 640, 640, (2, 1)),
+    "192/128": (True, (192, 128), 640, 640, (2, 1)),
+    "256": (True, (256, 256), 300, 300, (2, 1)),
 }
 SCHEDULES = [("in_order", 0), ("random", 2), ("hostile", 1)]
 
@@ -40,7 +42,8 @@ def run(name, mode="in_order", seed=0, **use):
 def test_a_kernel_of_frost_is_clean_right_and_the_same_under_several_schedules(name):
     first, ran = run(name, *SCHEDULES[0])
     assert ran.launches == 1
-    assert not [note for note in ran.notes if note.check == "phase_passed_twice"]
+    checks = {note.check for note in ran.notes}
+    assert "phase_passed_twice" not in checks and ("reserved_bit" in checks) == (name == "256")
     pair_mmas = sum(n for opcode, n in ran.opcodes.items() if "tcgen05.mma.cta_group::2" in opcode)
     assert pair_mmas
     for mode, seed in SCHEDULES[1:]:
@@ -58,6 +61,18 @@ def test_without_its_waits_the_kernel_is_refused():
     broken = lambda name, ptx: ptx.replace("tcgen05.wait::st.sync.aligned;", "")
     with pytest.raises(emulator.RaceError, match=r"tcgen05\.wait::st before it"):
         run("full", transform=broken)
+
+
+def test_the_backward_pass_for_head_dim_128_is_clean_and_right():
+    """Three kernels: sums of O dO, the five products with additions in float32, the conversion of dQ."""
+    with as_if_cuda(), emulator.use(checks="hardware") as ran:
+        foreign_calls.frost_backward()
+    assert ran.launches == 3 and not ran.notes
+
+
+def test_a_reserved_bit_of_descriptors_is_an_error_where_that_is_asked():
+    with pytest.raises(emulator.EmulatorError, match="reserved bit 29 is 1"):
+        run("256", checks=("hardware", "reserved_bit"))
 
 
 def test_it_needs_level_hardware():

@@ -425,7 +425,7 @@ GOOD = instruction_descriptor(128, 128, "bf16", "bf16")
         (GOOD | 2 << 10, "f16", 1, "B format .* is 3; accepted: 0, 1"),
         (GOOD | 1 << 6, "f16", 1, "reserved bit 6"),
         (GOOD | 1 << 23, "f16", 1, "reserved bit 23"),
-        (GOOD | 1 << 29, "f16", 1, "reserved bit 29"),
+        (instruction_descriptor(128, 128, "e4m3", "e4m3") | 1 << 29, "f8f6f4", 1, "reserved bit 29"),
         (GOOD | 1 << 30, "f16", 1, "maximum shift"),
         (instruction_descriptor(256, 128, "bf16", "bf16"), "f16", 1, "M .* is 256; accepted: 64, 128"),
         (instruction_descriptor(64, 128, "bf16", "bf16"), "f16", 2, "M .* is 64; accepted: 128, 256"),

@@ -9,6 +9,7 @@ import numpy as np
 from cute_fa4.emulator.checks import tensor as tensor_checks
 from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.matrix_descriptors import decode_instruction
+from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.shifted import ShiftedMultiply
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply
@@ -33,8 +34,11 @@ def mma(warp, ins, match):
     d, a, b, idesc, *rest = ins.operands
     disabled = rest.pop(0) if isinstance(rest[0], Vec) else None
     a_in_tensor_memory = isinstance(a, Addr)
+    descriptor = decode_instruction(int(warp.read32(idesc)[lane]), kind, group)
+    if descriptor.reserved:
+        note_reserved(warp)
     multiply = (ShiftedMultiply if match.group(3) else MatrixMultiply)(
-        decode_instruction(int(warp.read32(idesc)[lane]), kind, group),
+        descriptor,
         pair_of(warp) if group == 2 else (cta,),
         int(warp.address(d)[lane]),
         int((warp.address(a) if a_in_tensor_memory else warp.read64(a))[lane]),
@@ -77,6 +81,16 @@ def refuse_several_threads(warp):
         warp.fault(
             f"tcgen05.mma by {len(warp.lanes)} threads would multiply as often; elect one thread"
         )
+
+
+def note_reserved(warp):
+    """PTX wants bit 29 of a descriptor to be 0; published kernels of kind::f16 set it. One note a launch."""
+    machine = warp.cta.machine
+    text = "tcgen05.mma instruction descriptor: reserved bit 29 is 1; PTX accepts 0"
+    if machine.ordering is not None and machine.ordering.ptx:
+        raise EmulatorError(text)
+    if not any(note.check == "reserved_bit" for note in machine.notes):
+        machine.notes.append(Note.of("reserved_bit", f"{text}\n{warp.issuer().where()}"))
 
 
 def submit_product(warp, multiply):

@@ -54,6 +54,7 @@ class InstructionDescriptor:
     b_mn_major: bool
     saturate: bool
     d: str = field(default="f32", kw_only=True)  # or "f16", "s32"
+    reserved: bool = field(default=False, kw_only=True)  # bit 29 is set, which kind::f16 ignores
 
     def __str__(self):
         return self._text
@@ -103,6 +104,8 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     weight_stationary  of tcgen05.mma.ws, which has other shapes
     Limits of M and N: those of PTX ISA, "Various combinations of .kind and shapes": N in steps of 8, of a pair 16.
     FlashInfer's decode relies on N = 8 with M = 128. layouts/umma_descriptors.py, for kernels here, takes fewer.
+    Bit 29 is reserved. The CuTe DSL calls it k_dim, for block scales. cudnn-frontend 1.32 sets it in its 16-bit kernel
+    for head dim 256, published right and fast on GB200, and writes that 8-bit products on Blackwell are wrong with it.
     """
 
     fields = Fields(bits, f"kind::{kind}, cta_group::{cta_group}")
@@ -113,8 +116,9 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     d_format = accept("D format (bits 4 and 5)", field(4, 2), tuple(accumulators))
     a_format = accept("A format (bits 7 to 9)", field(7, 3), tuple(formats))
     b_format = accept("B format (bits 10 to 12)", field(10, 3), tuple(formats))
-    for bit in (6, 23, 29):
+    for bit in (6, 23):
         accept(f"reserved bit {bit}", field(bit, 1), (0,))
+    accept("reserved bit 29", field(29, 1), (0, 1) if kind == "f16" else (0,))
     note = " (no B that is reused with a shift)" if weight_stationary else " (only .ws shifts)"
     accept("maximum shift (bits 30 and 31)", field(30, 2), (0,), note)
     if kind == "f16" and accumulators[d_format] == "f16":
@@ -144,6 +148,7 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     return InstructionDescriptor(
         kind, cta_group, m, n, K_BYTES // a.itemsize, a, b, bool(field(13, 1)), bool(field(14, 1)),
         bool(field(15, 1)), bool(field(16, 1)), bool(field(3, 1)), d=accumulators[d_format],
+        reserved=bool(field(29, 1)),
     )  # fmt: skip
 
 

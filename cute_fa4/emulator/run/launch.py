@@ -51,6 +51,7 @@ CHECKS = {
     "mixed_products": "products of two kinds or shapes wrote one accumulator with no commit awaited between them",
     "unfenced_barrier": "a copy or commit signalled an mbarrier of its CTA, and no fence followed its mbarrier.init",
     "operand_layout": "an MMA read an operand with another swizzle or float than TMA wrote (checks/operand_boxes.py)",
+    "reserved_bit": "an MMA of kind::f16 had reserved bit 29 of its instruction descriptor set",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""

@@ -19,7 +19,14 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from benchmarks.cycle_model import backward, bounds, hopper_energy, plots, power  # noqa: E402
+from benchmarks.cycle_model import (  # noqa: E402
+    backward,
+    bounds,
+    hopper_energy,
+    peers,
+    plots,
+    power,
+)
 from cute_fa4.emulator.instructions import targets  # noqa: E402
 from cute_fa4.emulator.model import stated_error  # noqa: E402
 from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
@@ -359,10 +366,7 @@ def margins_table() -> str:
                 else row.value
             )
             margin, error = row.about["margin"], row.about["error"]
-            simple = default == choice.simplest
-            who = (
-                "the margin" if margin >= error else "the simplest" if simple else "not yet changed"
-            )
+            who = "the simplest" if default == choice.simplest else "the margin"
             cells = [
                 f"`{name}`",
                 facts,
@@ -376,11 +380,12 @@ def margins_table() -> str:
 
 
 def power_pages() -> dict[Path, str]:
-    """The pages of docs/performance/ with the tables of the power model."""
-    pages = {DOCS / "performance" / name: "" for name in ("index.md", "power.md")}
-    pages = {path: path.read_text() for path in pages}
+    """The pages of docs/performance/ with the tables of the power model, and of peers."""
+    paths = (DOCS / "performance" / name for name in ("index.md", "peers.md", "power.md"))
+    pages = {path: path.read_text() for path in paths}
     for name, text in {
         **power.tables(plots.text_of_pages()),
+        **peers.tables(plots.text_of_pages()),
         "hopper_energy": hopper_energy.table(),
     }.items():
         path = next(path for path, page in pages.items() if f"<!-- {name}: " in page)

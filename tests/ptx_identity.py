@@ -61,6 +61,12 @@ VARIANTS = {
     "d64 full": {"head_dim": 64},
     "d64 full lse": {"head_dim": 64, "write_lse": True},
     "d64 causal lse": {"head_dim": 64, **CAUSAL, "write_lse": True},
+    "d64 causal lse quarter": {
+        "head_dim": 64,
+        **CAUSAL,
+        "write_lse": True,
+        "first_reference": "quarter",
+    },
     "d64 fp16 packed": {"head_dim": 64, "qkv_dtype": "fp16", **PACKED},
     "d72 causal": {"head_dim": 72, **CAUSAL},
     "d80 full": {"head_dim": 80},

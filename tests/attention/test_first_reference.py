@@ -1,4 +1,4 @@
-"""The first maximum of a row whose first key tile is whole: that of its first 32 scores (sm100/steps/lagged.py).
+"""first_reference="quarter": the first maximum of a row whose first key tile is whole is that of its first 32 scores.
 
     key tile 0      columns 0 to 31      the reference
                     columns 32 to 127    up to ln 2^64 = 44.36 nats above it: as precise. Beyond: once more
@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
+from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.attention.test_lagged import (
     FAILS_FROM,
@@ -27,6 +29,14 @@ from tests.attention.test_lagged import (
 
 QUERIES, KEYS = 130, 270  # two query tiles; two whole key tiles and a masked one
 QUARTER = 32
+ASKED = tuning.shipped().changed(first_reference="quarter")
+
+
+@pytest.fixture(autouse=True)
+def asked():
+    """No default refers to a quarter: here all kernels that can do."""
+    with tuning.using(ASKED), repeat.apart(repeat.Plans()):
+        yield
 
 
 def flat(jumps, head_dim=64, queries=QUERIES, keys=KEYS):
@@ -261,7 +271,7 @@ def test_what_failed_is_not_forgotten_under_a_larger_maximum():
 
 
 def test_who_asks_a_quarter():
-    """Kernels that lag, without functions of scores and lower bounds."""
+    """Where a table asks: kernels that lag, without functions of scores and lower bounds."""
 
     def asks(**choices):
         return choose_config(**{"qkv_dtype": "bf16", "head_dim": 64, **choices}).refers_to_quarter
@@ -279,7 +289,6 @@ def test_who_asks_a_quarter():
     assert not any(
         (
             asks(maximum="exact"),
-            asks(head_dim=128, family="mhapair"),  # long rows lose
             asks(qkv_dtype="fp16"),
             asks(arch="sm_103a"),
             asks(head_dim=192, head_dim_v=128),
@@ -290,3 +299,5 @@ def test_who_asks_a_quarter():
         )
     )
     assert policy.maximum() is None  # as the problem allows
+    with tuning.using(tuning.shipped()):
+        assert not asks() and not asks(head_dim=128, family="mhapair", causal=True)

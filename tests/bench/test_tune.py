@@ -101,7 +101,7 @@ def test_what_wins_is_written_and_then_decides(tmp_path, timed, monkeypatch, cap
     assert (row.facts, row.value, row.about["evidence"]) == ({"calls": "other"}, False, "measured")
     said = capsys.readouterr().out
     assert "claims = true: false -10.0% sustained, -10.0% burst, 100 W" in said
-    assert 'first_reference = "quarter": "tile" as fast sustained' in said
+    assert 'first_reference = "tile": "quarter" as fast sustained' in said
     assert "claims (calls other): false, -10.0% time" in said
     assert config_for(**CONFIG).schedule.claims
     monkeypatch.setenv(tuning.VARIABLE, str(out))
@@ -184,14 +184,14 @@ def test_winners_that_lose_together_are_given_up(timed):
     """Each saves a tenth alone; together they take half as long again."""
 
     def seconds(table, rested):
-        changed = [not claims(table), table.choose("first_reference", {}) == "tile"]
+        changed = [not claims(table), table.choose("first_reference", {}) == "quarter"]
         return {0: 1.0, 1: 0.9, 2: 1.5}[sum(changed)]
 
     machine = Timer(seconds)
     timed(machine)
     subject = tune.Subject.of(Problem(**SHAPE), torch.device("cpu"))
     name = tune.str_of(subject.problem)
-    rows = [("claims", False, {"calls": "other"}), ("first_reference", "tile", {})]
+    rows = [("claims", False, {"calls": "other"}), ("first_reference", "quarter", {})]
     found = [tune.Winner(choice, tuning.Row(f, v), (name,), 0.1) for choice, v, f in rows]
     for count, left in ((1, 1), (2, 0)):
         kept, notes = tune.verified(

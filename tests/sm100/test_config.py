@@ -183,7 +183,7 @@ def test_the_config_is_the_whole_compile_key():
     )  # fmt: skip
     of_schedule = dict(
         order="p_beside_s", lone_tiles=True, own_parts=True, one_query_tile=True, maximum="exact",
-        first_reference="tile", exponential="half", row_sum="rounded", rescale_log2=0.0, exp2_emulated=3,
+        first_reference="quarter", exponential="half", row_sum="rounded", rescale_log2=0.0, exp2_emulated=3,
         claims=False, dependent_launch=True,
         warps=dataclasses.replace(base.schedule.warps, other_registers=24),
     )  # fmt: skip

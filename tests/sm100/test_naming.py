@@ -66,7 +66,7 @@ CHANGED = dict(
 )  # fmt: skip
 OF_SCHEDULE = dict(
     order="p_beside_s", lone_tiles=True, own_parts=True, one_query_tile=True, maximum="exact",
-    first_reference="tile", exponential="half", row_sum="rounded", rescale_log2=4.5, exp2_emulated=7, claims=False,
+    first_reference="quarter", exponential="half", row_sum="rounded", rescale_log2=4.5, exp2_emulated=7, claims=False,
     dependent_launch=True,
     warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip

@@ -28,10 +28,14 @@ DIFFERENCES = {
 those of docs/performance/."""
 
 
+def rows() -> list[dict]:
+    """Published and modelled TFLOPS, each of a kernel of a maker."""
+    return json.loads(FILE.read_text())["rows"]
+
+
 def ratios() -> list[float]:
     """Modelled over published speed of each kernel of others that the model can follow."""
-    rows = json.loads(FILE.read_text())["rows"]
-    return [row["modelled"] / row["published"] for row in rows if row["modelled"]]
+    return [row["modelled"] / row["published"] for row in rows() if row["modelled"]]
 
 
 def text() -> str:

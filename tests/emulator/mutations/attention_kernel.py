@@ -30,7 +30,9 @@ import torch
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
+from cute_fa4.sm100.blueprint import tuning
 from tests.emulator.mutations.attention_call import executes
+from tests.emulator.mutations.attention_places import TABLE
 from tests.emulator.mutations.mutant import Subject
 
 # Scores of normal q and k have the standard deviation 1; in units of log2, SPREAD times 1.44. A row's
@@ -106,8 +108,9 @@ def executed(call, q, level, maximum="exact"):
     """The run function of a call with an `out`, by the given maximum."""
 
     def by_maximum(out):
-        repeat.clear()  # the maximum is chosen once for calls that are alike
-        with environment(policy.MAXIMUM_VARIABLE, maximum):
+        # Both are chosen once for calls that are alike.
+        own = repeat.apart(repeat.Plans())
+        with environment(policy.MAXIMUM_VARIABLE, maximum), tuning.using(TABLE), own:
             return call(out)
 
     return executes(by_maximum, q, level)

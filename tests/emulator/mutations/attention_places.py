@@ -17,6 +17,7 @@ import re
 from functools import cache
 
 from cute_fa4 import masks
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.chip import MBARRIER_BYTES
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config
@@ -33,7 +34,9 @@ CONFIGS = {
 CONFIGS[WINDOW] = choose_config(
     qkv_dtype="bf16", head_dim=64, mask=masks.Window(), write_lse=True, maximum="exact"
 )
-CONFIGS[LAGGED] = choose_config(qkv_dtype="bf16", head_dim=64, write_lse=True)
+CONFIGS[LAGGED] = choose_config(
+    qkv_dtype="bf16", head_dim=64, write_lse=True, first_reference="quarter"
+)
 CONFIGS[CROSSED] = choose_config(qkv_dtype="e4m3", head_dim=128, write_lse=True)
 CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
 CONFIGS[LONE] = choose_config(
@@ -63,6 +66,10 @@ BUFFER_READ = r"cp\.async\.bulk\.wait_group\.read\s+1;"
 CHUNK_BARRIER = r"bar\.sync\s+1, 128;"
 TRY_CANCEL = r"clusterlaunchcontrol\.try_cancel\S+\s+(\[\S+\]), \[\S+\];"
 MMA = r"@leader_thread tcgen05\.mma\S+ (\[\S+\]), (.*), (0x[0-9a-f]+), (\w+);"
+
+
+# Calls of the subjects: a reference from a quarter of the first key tile is a choice that no default makes.
+TABLE = tuning.shipped().changed(first_reference="quarter")
 
 
 # --- mbarriers by name

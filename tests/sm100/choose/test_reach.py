@@ -14,6 +14,7 @@ from itertools import product
 
 from cute_fa4 import masks
 from cute_fa4.compiler import policy
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, choose_config
 from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.choose.launches import every_launch
@@ -71,6 +72,8 @@ POLICIES = (
     dict(claims=False),
     dict(dependent_launch=False),
 )
+# What rows of another tuning table say that neither a default nor a variable does.
+OTHER_TABLE = tuning.shipped().changed(first_reference="quarter")
 
 
 def problems():
@@ -115,9 +118,11 @@ def configs_of(problem: dict, invariant: bool = False, **of_call):
         if of.get("kv_dtype") and not kernel.family.startswith(DEQUANTIZING):
             of |= dict(qkv_dtype=of["kv_dtype"], kv_dtype=None, o_dtype="bf16")
         for asked, write_lse in product(policies, (False, True)):
-            config = choose_config(**of, **asked, write_lse=write_lse)
-            if not config.refusals():
-                yield config
+            for table in (tuning.shipped(),) if asked else (tuning.shipped(), OTHER_TABLE):
+                with tuning.using(table):
+                    config = choose_config(**of, **asked, write_lse=write_lse)
+                if not config.refusals():
+                    yield config
 
 
 def configs():

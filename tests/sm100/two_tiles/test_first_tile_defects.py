@@ -13,9 +13,10 @@ from cutlass import Boolean, Float32
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.calls import repeat
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.instructions.exp2 import emulated_pairs
 from cute_fa4.sm100.steps import lagged, row_math
-from tests.attention.test_first_reference import flat, work_tiles_again
+from tests.attention.test_first_reference import ASKED, flat, work_tiles_again
 from tests.attention.test_lagged import assert_close, causal, expected, run
 from tests.emulator.mutations.attention_kernel import subjects
 from tests.emulator.mutations.attention_places import CONFIGS, LAGGED
@@ -60,7 +61,6 @@ TOO_LARGE = {200: 87.0, 265: 160.0}  # the second in the masked tile
 
 def is_right(heads, again, sink=None, is_causal=False) -> bool:
     """Heads against float64, and as many of them as should be run again are."""
-    repeat.clear()
     try:
         (_, usual), _ = executed([{}] * len(heads), sink, is_causal)
         (got, instructions), (q, k, v) = executed(heads, sink, is_causal)
@@ -78,7 +78,8 @@ def executed(heads, sink, is_causal) -> tuple:
     for head, at in enumerate(heads):
         v[0, list(at), head] *= 64
     options = dict(causal=is_causal, learnable_sink=sink, return_lse=True)
-    return run(lambda: flash_attn_func(q, k, v, **options)), (q, k, v)
+    with tuning.using(ASKED), repeat.apart(repeat.Plans()):
+        return run(lambda: flash_attn_func(q, k, v, **options)), (q, k, v)
 
 
 def of_another_quarter(made):

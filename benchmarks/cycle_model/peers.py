@@ -1,0 +1,306 @@
+"""Peers beside us on the same calls, published and modelled on a GB200; what kernels spend beside their MMAs.
+
+    python -m benchmarks.cycle_model.peers          the tables of docs/performance/peers.md
+    python -m benchmarks.cycle_model.peers record   models the decodes of peers.json
+
+The calls are those of cudnn-frontend's benchmark (published_power.toml). Speeds of ours and of flash-attn-4 are those
+of the pages' tables, for the SMs and the boost clock of a GB200; FROST's are in kernels_of_others.json.
+docs/generate.py writes the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cycle_model import b300, hopper_energy, plots, power
+from benchmarks.cycle_model.decode import time as decode_time
+from benchmarks.cycle_model.decode.problems import DecodeProblem
+from benchmarks.cycle_model.kernels import FROST, OURS, THEIRS
+from benchmarks.cycle_model.problems import Problem
+from cute_fa4.emulator.model import stated_error
+from cute_fa4.emulator.model.constants import fitted_b200
+from cute_fa4.system.gains import ratio
+
+FILE = Path(__file__).with_name("peers.json")
+DEVICE = "GB200"
+CUDNN = "cuDNN"
+LONG = "32768"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the benchmark: its name there, the page's table with its rows, their mask, keys of its short run."""
+
+    what: str
+    table: str
+    mask: str
+    short: str
+    problem: Problem
+
+    def row(self, pages: str, seqlen: str) -> dict[str, str]:
+        depth = str(self.problem.head_dim)
+        return next(
+            row
+            for row in plots.read_table(pages, self.table)
+            if (row["mask"], row["S"], row.get("d", depth)) == (self.mask, seqlen, depth)
+        )
+
+
+def _call(what, table, mask, short, batch, heads, **problem) -> Call:
+    heads_q, heads_kv = heads
+    found = Problem(batch, heads_q, heads_kv, short, causal=not mask.startswith("full"), **problem)
+    return Call(f"bf16 forward, {what}", table, mask, str(short), found)
+
+
+LLAMA, LATENT = {"head_dim": 128}, {"head_dim": 192, "head_dim_v": 128}
+CALLS = (
+    _call("d=128, full", "speeds", "full, GQA 8", 8192, 2, (64, 8), **LLAMA),
+    _call("d=128, causal", "speeds", "causal, GQA 8", 8192, 2, (64, 8), **LLAMA),
+    _call("d=192/128, full", "latent", "full", 8192, 2, (128, 128), **LATENT),
+    _call("d=192/128, causal", "latent", "causal", 16384, 2, (128, 128), **LATENT),
+    _call("d=256, causal", "wide", "causal", 16384, 1, (32, 2), head_dim=256),
+    _call("d=64, window 128", "speeds", "window 128", 8192, 2, (128, 128), head_dim=64, window=128),
+)
+
+
+def published(what: str, maker: str) -> tuple[float, float] | None:
+    """(short run, long run) of the benchmark on a GB200; None where it has none."""
+    for row in power.rows():
+        if (row.what, row.maker, row.device, row.size) == (what, maker, DEVICE, LONG):
+            return row.burst, row.tflops
+    return None
+
+
+def load() -> dict:
+    """Decodes with published times, and what record() wrote of them."""
+    return json.loads(FILE.read_text())
+
+
+def modelled(call: Call, pages: str) -> dict[str, tuple[float, float | None]]:
+    """Speeds at the boost clock of a GB200 in the short and the long run, by maker; None: not modelled."""
+    b200, chip = fitted_b200(), power.chips()[DEVICE]
+    scale = chip.sms * chip.boost_ghz / (b200["sms"].value * b200["clock_ghz"].value)
+    rows = [call.row(pages, seqlen) for seqlen in (call.short, LONG)]
+    found: dict[str, tuple[float, float | None]] = {}
+    for maker in (OURS, THEIRS):
+        own = ("on pairs", "alone") if maker == OURS and "alone" in rows[0] else (maker,)
+        short, long = (
+            next((row[name] for name in own if row[name].startswith("**")), row[own[-1]])
+            for row in rows
+        )
+        found[maker] = float(short.strip("*")) * scale, float(long.strip("*")) * scale
+    for row in stated_error.rows():  # modelled for this device, at the length of the short run
+        if row["maker"] == FROST and f"bf16 forward, d=128, {row['kernel']}" == call.what:
+            found[FROST] = float(row["modelled"]), None
+    return found
+
+
+def limited(burst: float) -> float:
+    """TFLOPS of a long run at the power limit of the benchmark's device."""
+    boost = power.chips()[DEVICE].boost_ghz
+    return power.fitted().sustained(burst, boost, power.LIMITS[DEVICE], "bf16")
+
+
+def table(pages: str) -> str:
+    """Every maker on every call; ratios to flash-attn-4 of the same basis."""
+    lines = [
+        "| call | batch x heads | kernel | basis | keys | burst | ratio | 32K keys | ratio |",
+        "|" + "---|" * 9,
+    ]
+    for call in CALLS:
+        p = call.problem
+        heads = f"{p.batch} x {p.heads_q}" + f" over {p.heads_kv}" * (p.group > 1)
+        speeds = {
+            (maker, "modelled"): (short, long and limited(long))
+            for maker, (short, long) in modelled(call, pages).items()
+        }
+        for maker in (THEIRS, CUDNN, FROST):
+            if found := published(call.what, maker):
+                speeds[maker, "published"] = found
+        for (maker, basis), mine in speeds.items():
+            cells = [call.what, heads, maker, basis, f"{p.seqlen >> 10}K"]
+            for speed, other in zip(mine, speeds[THEIRS, basis], strict=True):
+                over = ratio(speed / other) if speed and maker != THEIRS else ""
+                cells += [f"{speed:.0f}" if speed else "-", over]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+# --- energy
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row of the table of steady states: head dim, CTAs that share a product."""
+
+    name: str
+    head_dim: int
+    pair: bool
+
+
+def _kernels() -> list[Kernel]:
+    """Ours on CTAs alone, then flash-attn-4's, of every row: it runs pairs at d=128 without a mask."""
+    found = []
+    for head_dim, mask in ((64, "full"), (64, "causal"), (128, "full"), (128, "causal")):
+        pair = (head_dim, mask) == (128, "full")
+        found.append(Kernel(f"{OURS} d{head_dim} {mask}", head_dim, False))
+        found.append(Kernel(f"{THEIRS} d{head_dim} {mask}", head_dim, pair))
+    return found
+
+
+KERNELS = _kernels()
+ROWS, KEYS, BYTES = 128, 128, 2  # of a query tile, of a key tile, of an element
+QUERY_TILES = 2
+OPERATIONS = {"mufu": "EX2", "fma": "FFMA", "alu": "LOP3", "convert": "LOP3"}
+"""The operation of hopper_energy.json that stands for those of a pipe."""
+PARTS = ("exponentials", "other arithmetic", "shared memory", "L2")
+
+
+def energy(kernel: Kernel, pages: str) -> list[float]:
+    """Picojoules a FLOP in addition to MMAs by PARTS, at what single operations took on an H200.
+
+    Operations follow from the share of the cycles of a key tile in which a pipe is busy. Each query tile reads Q, K and
+    V from shared memory, and P from tensor memory; a CTA of a pair holds, loads and reads half of K and V.
+    """
+    of, constants = hopper_energy.energies(hopper_energy.load()), fitted_b200()
+    row = next(row for row in plots.read_table(pages, "steady") if row["kernel"] == kernel.name)
+    cycles = float(row["cycles"])
+    flops = 4 * QUERY_TILES * ROWS * KEYS * kernel.head_dim
+    pipes = {
+        pipe: cycles * float(row[pipe].strip("%")) / 100 * constants[f"rate_{pipe}"].value * of[name] / flops
+        for pipe, name in OPERATIONS.items()
+    }  # fmt: skip
+    loaded = 2 * KEYS * kernel.head_dim * BYTES / (2 if kernel.pair else 1)
+    read = QUERY_TILES * (ROWS * kernel.head_dim * BYTES + loaded)
+    return [
+        pipes.pop("mufu"),
+        sum(pipes.values()),
+        read * of["shared memory, read"] / flops,
+        loaded * of["L2, read"] / flops,
+    ]
+
+
+GEMM_TILE = 256
+"""Rows and columns of a product of matrices that two CTAs make, each with half of its rows and half of the columns."""
+
+
+def gemm_energy() -> list[float]:
+    """The same of a product of matrices in 16 bits: each operand comes from L2 and is read once for each tile."""
+    of = hopper_energy.energies(hopper_energy.load())
+    half = GEMM_TILE // 2
+    a_flop = 2 * half * BYTES / (2 * half * GEMM_TILE)
+    return [0.0, 0.0, a_flop * of["shared memory, read"], a_flop * of["L2, read"]]
+
+
+def energy_table(pages: str) -> str:
+    """Every kernel, and a product of matrices; how much less than flash-attn-4's."""
+    titles = ("kernel", *PARTS, "together", "of flash-attn-4's", "first two, of flash-attn-4's")
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    found = {kernel: energy(kernel, pages) for kernel in KERNELS}
+    rows = {f"product of matrices, tiles of {GEMM_TILE} x {GEMM_TILE}": (gemm_energy(), None)}
+    for mine, theirs in zip(KERNELS[::2], KERNELS[1::2], strict=True):
+        rows[mine.name] = found[mine], found[theirs]
+        rows[theirs.name] = found[theirs], None
+    for name, (parts, theirs) in rows.items():
+        over = ["", ""]
+        if theirs:
+            over = [f"{sum(parts[:n]) / sum(theirs[:n]):.2f}" for n in (len(PARTS), 2)]
+        cells = [name, *(f"{part:.3f}" for part in (*parts, sum(parts))), *over]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+# --- the tensor core of a B300
+
+
+def b300_table(pages: str) -> str:
+    """Full attention at d=128 on a B300: what is left to the peak, and to a product of matrices at the limit."""
+    constants, chip = b300.constants(), power.chips()["GB300"]
+    of_sm = constants["sms"].value * constants["clock_ghz"].value
+    peak = of_sm * power.FLOPS["bf16"] / 1e3
+    rows = [row for row in plots.read_table(pages, "b300") if row["d"] == "128"]
+    rows = [row for row in rows if row["mask"].startswith("full")]
+    gemm = power.fitted().sustained(
+        power.GEMM_UTILISATION * chip.peak("bf16"), chip.boost_ghz, power.LIMITS["GB300"], "bf16"
+    )
+    lines = [
+        "| mask | keys | kernel | of the peak | start and end | steady state | 1400 W | of a product of matrices |",
+        "|" + "---|" * 8,
+    ]
+    for maker in (OURS, THEIRS):
+        steady = max(float(row[maker]) for row in rows)
+        for row in rows:
+            speed = float(row[maker])
+            burst = speed / of_sm * chip.sms * chip.boost_ghz
+            long = power.fitted().sustained(burst, chip.boost_ghz, power.LIMITS["GB300"], "bf16")
+            cells = [
+                row["mask"],
+                row["S"],
+                maker,
+                f"{speed / peak:.0%}",
+                f"{1 - speed / steady:.0%}",
+            ]
+            cells += [f"{1 - steady / peak:.0%}", f"{long:.0f}", f"{long / gemm:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+# --- what is recorded
+
+
+def decode_table() -> str:
+    """A decode of eight queries: ours modelled beside cuDNN's published time."""
+    found = load()["decode"]
+    lines = [
+        f"Microseconds of a decode of {found['queries']} queries, {found['heads']} heads, d=128, pages of 16 keys, "
+        f"bf16. cuDNN: published, [{found['what']}]({found['url']}). cute_fa4: modelled on a B200.",
+        "",
+        "| batch | keys | cute_fa4 | TB/s | bound by | cuDNN, published | TB/s |",
+        "|" + "---|" * 7,
+    ]
+    for row in found["rows"]:
+        nbytes = DecodeProblem.even(row["batch"], row["keys"]).bytes
+        speeds = (f"{nbytes / us * 1e-6:.2f}" for us in (row["us"], row["published_us"]))
+        cells = [
+            row["batch"],
+            row["keys"],
+            row["us"],
+            next(speeds),
+            row["bound"],
+            row["published_us"],
+        ]
+        lines.append("| " + " | ".join(map(str, [*cells, next(speeds)])) + " |")
+    return "\n".join(lines)
+
+
+def record() -> None:
+    found = load()
+    for row in found["decode"]["rows"]:
+        problem = DecodeProblem.even(row["batch"], row["keys"], found["decode"]["queries"])
+        time = decode_time.ours(problem, fitted_b200())
+        row |= {"us": round(time.us, 1), "bound": time.bound}
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def tables(pages: str) -> dict[str, str]:
+    """By the marks of docs/performance/peers.md."""
+    return {
+        "peers": table(pages),
+        "peers_energy": energy_table(pages),
+        "peers_decode": decode_table(),
+        "peers_b300": b300_table(pages),
+    }
+
+
+def main(argv: list[str]) -> int:
+    if argv == ["record"]:
+        record()
+    print(*tables(plots.text_of_pages()).values(), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -46,8 +46,8 @@ def flash_mla_sparse_fwd(
     d_v          512
     attn_sink    (heads,): one logit per head that takes weight and has no value; lse leaves it out
     topk_length  (queries,) int32: the valid length of each list; later entries may be anything
-    return_max_logits   also return max_logits, which the kernel keeps beside its running maximum; keys are not split
-                 then, as in FlashMLA. False: max_logits is None
+    return_max_logits   also return max_logits, which the kernel computes in addition to its running maximum; keys are
+                 not split then, as in FlashMLA. False: max_logits is None
     options      keywords of flash_mla_with_kvcache: descale_q, descale_k, q_quantize, batch_invariant, out, workspace
 
     The parameters up to topk_length have FlashMLA's names and order.

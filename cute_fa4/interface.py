@@ -15,18 +15,7 @@ compile    compile_cache.py                 once per FA4Config and executor; siz
 launch     calls/launch.py                  CUDA tensors: the kernel on torch's current stream
                                             CPU tensors: the same host code and PTX, executed by cute_fa4.emulator
 
-Packed, dense or paged keys of flash_attn_varlen_func, for page_size 4, page_table [[2, 0, ?], [1, ?, ?]] and
-seqused_k [6, 3]:
-
-    page 0   4 5 . .     keys 4 and 5 of sequence 0; rows beyond may hold anything, NaN too
-    page 1   0 1 2 .     sequence 1
-    page 2   0 1 2 3     sequence 0
-
-What flash_attn_with_kvcache does, by two kernels on one stream, so that the second sees what the first wrote:
-
-    cache before     cache_seqlens[b] rows of sequence b
-    append           rows cache_seqlens[b] ... of the cache <- k[b], v[b]        sm100/append/kernel.py
-    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/two_tiles/kernel.py
+calls/prepare.py shows how keys may lie, calls/append.py what flash_attn_with_kvcache does.
 """
 
 from __future__ import annotations
@@ -202,6 +191,8 @@ def flash_attn_func(
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
     batch_invariant: bool | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    skipped_tiles: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -255,6 +246,9 @@ def flash_attn_func(
                   in every batch
     batch_invariant  True: the bits of a row depend on that row of q and on its keys and values alone, in parts of
                   tokens_per_split, or 512 or 2,048 keys (docs/invariance.md). None: as CUTE_FA4_BATCH_INVARIANT says
+    skip_softmax_threshold_scale_factor  a positive number: 32 queries skip 128 keys if each of their weights there is
+                  below this / seqlen_k of the largest so far in its row (docs/serving/skip_softmax.md). None: off
+    skipped_tiles  (2,) int32: the call adds the number of tiles whose product with v it skips, and of all. None: off
     workspace     memory for the partial results of split keys, of any dtype, contiguous; if it is too small, the
                   message gives the bytes required. Calls that share it must be on one stream. None: torch allocates
                   it for the call
@@ -337,6 +331,8 @@ def flash_attn_varlen_func(
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
     batch_invariant: bool | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    skipped_tiles: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
@@ -431,6 +427,8 @@ def flash_attn_with_kvcache(
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
     batch_invariant: bool | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    skipped_tiles: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     score_mod=None,

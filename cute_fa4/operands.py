@@ -83,6 +83,7 @@ class CallTensors(NamedTuple):
     ] = None
     learnable_sink: Annotated[Tensor, Operand(OPTIONS)] = None
     aux_tensors: Annotated[Any, Operand(OPTIONS)] = None
+    skipped_tiles: Annotated[Tensor, Operand(OPTIONS)] = None  # two numbers that the call adds to
     # Rows to append to a cache.
     new_k: Annotated[Tensor, Operand(NEW, cached="k")] = None
     new_v: Annotated[Tensor, Operand(NEW, cached="v")] = None
@@ -176,15 +177,16 @@ def axes_of_list(name: str, packed: bool) -> tuple[str, ...]:
 # Arguments of the operators in the order of their schemas, which are public: those after the star have a default.
 # operators/schemas.py has the text of the arguments that are not tensors.
 _OF_LISTS = f"{' '.join(NAMES[BLOCKS])} block_size"
+_SKIPS = "skip_softmax_threshold_scale_factor"
 ARGUMENTS = {
     "dense": "q k v * key_limit k_rope q_rope k_rope_descale k_block_scale v_block_scale v_block_scale_layout "
-    f"{_OF_LISTS}",
+    f"{_OF_LISTS} {_SKIPS}",
     "varlen": "q k v * cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k seqused_k_excludes_new "
     "page_table kv_layout key_limit cache_batch_idx cache_leftpad k_rope k_rope_page_table q_rope k_rope_descale "
-    f"k_block_scale v_block_scale v_block_scale_layout {_OF_LISTS}",
+    f"k_block_scale v_block_scale v_block_scale_layout {_OF_LISTS} {_SKIPS}",
     "append": "q k_cache v_cache k v cache_seqlens * page_table kv_layout cu_seqlens_q cu_seqlens_k_new max_seqlen_q "
     "key_limit cache_batch_idx cache_leftpad k_block_scale v_block_scale v_block_scale_layout "
-    "four_over_six",
+    f"four_over_six {_SKIPS}",
     "latent": "q latent_cache page_table seqused_k * max_seqlen_k k_block_scale return_max",
     "all": "softmax_scale mask mask_sizes learnable_sink pack_gqa score_mod mask_mod aux_tensors num_splits "
     "tokens_per_split q_descale k_descale v_descale o_scale return_lse batch_invariant",

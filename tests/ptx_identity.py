@@ -97,6 +97,8 @@ VARIANTS = {
     "packed, shared out": {**PACKED, **CAUSAL, **PARTIAL, "share_keys": True, "claims": False},
     # scores
     "sink": {"sink": True, **CAUSAL},
+    "skipped tiles": {"skip_softmax": True, **CAUSAL},
+    "skipped tiles, counted, d64": {"skip_softmax": True, "count_skipped": True, "head_dim": 64},
     "sink bf16 window": {"sink": True, "sink_dtype": "bf16", "mask": masks.window(128, 0).mask},
     "soft cap": {"score_mod": score_mods.soft_cap(30.0), **CAUSAL},
     "alibi d64": {"score_mod": score_mods.alibi(8), "head_dim": 64, **CAUSAL},

@@ -45,6 +45,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         mask=options.mask.mask,
         plain=options.score_mod is None and options.mask_mod is None,
         q_block=0 if options.blocks is None else options.blocks.queries,
+        skips=options.skip_factor is not None,
         stays=dtypes["kv_dtype"] is not None,  # else it would have been quantised before
         **policy.of_kernels(dtypes["kv_dtype"] is not None, options.batch_invariant),
     )

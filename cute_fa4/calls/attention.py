@@ -30,6 +30,7 @@ from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
+from cute_fa4.calls.skipping import check_tensors_of
 from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.split_keys.split import (
     Clustered,
@@ -86,7 +87,8 @@ def plan_attention(
             where = where.replaced(k=k.new_zeros((*k.shape[:-1], q.shape[-1])))
         scales = of_made_up_keys(options.scales)
         options = replace(options, num_splits=1, tokens_per_split=None, rope=None, scales=scales)
-        options = replace(options, blocks=None)  # every key is hidden
+        options = replace(options, blocks=None, skip_factor=None)  # every key is hidden
+        where = where.replaced(skipped_tiles=None)
         tensors = CallTensors(
             **where.tensors.named(ROWS, LENGTHS),
             learnable_sink=options.sink,
@@ -115,8 +117,9 @@ def _plan_with_keys(
         return HalvesPlan(half, results, whole)
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
     config = config_of(where, options, rows_per_page, return_lse, target)
+    skips = None if options.skip_factor is None else math.log2(options.skip_factor)
     launched = (
-        (options.softmax_scale, seqlen_q, options.mask.sizes or None, _in_cache(where)),
+        (options.softmax_scale, seqlen_q, options.mask.sizes or None, _in_cache(where), skips),
         results,
         Views((given.q, given.k, given.v, out), views),
         target.executor != "nothing" and not _decided_by_contents(q.device, where),
@@ -172,10 +175,8 @@ def check_out_apart(where: Where, options: Options) -> None:
     read = where.tensors.named(LENGTHS, BLOCKS)
     scales = {} if options.scales is None else options.scales.tensors
     rope = {} if options.rope is None else options.rope.named
-    check_apart(
-        {"out": out},
-        read | {"learnable_sink": options.sink} | named_aux(options.aux) | scales | rope,
-    )
+    read |= {"learnable_sink": options.sink, "skipped_tiles": where.tensors.skipped_tiles}
+    check_apart({"out": out}, read | named_aux(options.aux) | scales | rope)
 
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:
@@ -239,6 +240,7 @@ def config_of(
 ) -> FA4Config:
     """The configuration of a checked call whose grid fits; rows_per_page: as views_for_descriptors found."""
     q, k, v, out = where.tensors.of(ROWS)
+    check_tensors_of(q, k, v, options)
     dtypes, schedules = dtypes_of(q, k, options), policy.of_schedules(options.batch_invariant)
     exact = schedules["maximum"] == "exact"
     kernel = kernel_of(q, k, v, where, options, dtypes, exact, target.arch)
@@ -268,6 +270,8 @@ def config_of(
         score_mod=options.score_mod,
         mask_mod=options.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
+        skip_softmax=options.skip_factor is not None,
+        count_skipped=where.tensors.skipped_tiles is not None,
         **({} if options.blocks is None else options.blocks.fields),
     )
     check_grid(config, q, where)

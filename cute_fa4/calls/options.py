@@ -19,6 +19,7 @@ import torch
 
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, checked_scale
 from cute_fa4.calls.request import Options
+from cute_fa4.calls.skipping import FACTOR, checked_factor
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import PLAIN, PLAIN_FLOATS, names_of
@@ -27,6 +28,7 @@ from cute_fa4.sm100.blueprint.captured import called, joined
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, composed, soft_cap
 from cute_fa4.sm100.traced.trace import Traced
 
+BLOCKS = "block_sparse_tensors"
 SINK_DTYPES = names_of(PLAIN_FLOATS)
 AUX_DTYPES = names_of(PLAIN)  # bytes of a bool: as_read
 
@@ -52,6 +54,7 @@ def resolve(
     scales=None,
     rope=None,
     blocks=None,
+    skip_softmax_threshold_scale_factor=None,
     gradients=False,
 ) -> Options:
     """Check the options of a call whose q is (..., heads_q, head_dim). scales, rope, blocks: what checked_... returned.
@@ -65,8 +68,11 @@ def resolve(
     bound = resolve_mask(causal, window_size, mask)
     functions = {"score_mod": score_mod, "mask_mod": mask_mod}
     mods, aux_tensors = functions_of(q, functions, aux_tensors)
+    skip_factor = checked_factor(skip_softmax_threshold_scale_factor, batch_invariant)
     if blocks is not None:
-        _check_beside_blocks(bound, num_splits, tokens_per_split)
+        _check_beside_blocks(bound, skip_factor)
+    for name in (BLOCKS,) * (blocks is not None) + (FACTOR,) * (skip_factor is not None):
+        _check_not_split(name, num_splits, tokens_per_split)
         num_splits = 1
     if return_max:
         check_whole_keys(num_splits, tokens_per_split)
@@ -89,35 +95,35 @@ def resolve(
         scales=scales,
         rope=rope,
         blocks=blocks,
+        skip_factor=skip_factor,
     )
 
 
-def _check_beside_blocks(mask: BoundMask, num_splits, tokens_per_split) -> None:
+def _check_beside_blocks(mask: BoundMask, skip_factor: float | None) -> None:
     """Refuse options that do not go with lists of key blocks."""
     if mask != full():
         raise NotImplementedError(
-            f"causal, window_size, mask: {mask} with block_sparse_tensors; accepted: none of them: list the key blocks "
+            f"causal, window_size, mask: {mask} with {BLOCKS}; accepted: none of them: list the key blocks "
             "that are visible, and hide keys of partial blocks by mask_mod"
         )
-    for name, value in _splitting(num_splits, tokens_per_split):
+    if skip_factor is not None:
         raise NotImplementedError(
-            f"{name}: {value} with block_sparse_tensors; accepted: None: listed blocks are not split"
+            f"{FACTOR}: {skip_factor} with {BLOCKS}; accepted: None: every listed block is computed"
         )
 
 
 def check_whole_keys(num_splits, tokens_per_split) -> None:
     """Refuse parts of keys for calls that return the largest scores: parts are merged by their log-sum-exp only."""
-    for name, value in _splitting(num_splits, tokens_per_split):
-        raise NotImplementedError(
-            f"{name}: {value} with return_max_logits=True; accepted: None: keys are not split then; leave out "
-            "return_max_logits to split them"
-        )
+    _check_not_split("return_max_logits=True", num_splits, tokens_per_split)
 
 
-def _splitting(num_splits, tokens_per_split) -> list[tuple]:
-    """Which of the two, with its value, asks for parts of keys."""
-    given = ("num_splits", num_splits), ("tokens_per_split", tokens_per_split)
-    return [(name, value) for name, value in given if value not in (None, 0, 1)]
+def _check_not_split(beside: str, num_splits, tokens_per_split) -> None:
+    """Refuse split keys beside an argument of a call."""
+    for name, value in {"num_splits": num_splits, "tokens_per_split": tokens_per_split}.items():
+        if value not in (None, 0, 1):
+            raise NotImplementedError(
+                f"{name}: {value} with {beside}; accepted: None: its keys are not split"
+            )
 
 
 def _cap(softcap) -> ScoreMod | None:

@@ -37,7 +37,9 @@ _is_grad_enabled = torch.is_grad_enabled
 # Lengths and pages that are parameters of the launch.
 _lengths = fields(name for name in NAMES[LENGTHS] if OPERANDS[name].within is None)
 # Small tensors, contiguous or nearly so.
-_small = fields((*NAMES[LENGTHS], "learnable_sink", *NAMES[SCALES], *NAMES[BLOCKS]))
+_small = fields(
+    (*NAMES[LENGTHS], "learnable_sink", "skipped_tiles", *NAMES[SCALES], *NAMES[BLOCKS])
+)
 
 
 class Before(Protocol):
@@ -63,7 +65,7 @@ class Plan:
 
     __slots__ = (
         "function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append", "small_bytes",
-        "recognition", "scale_views", "rope_view", "in_cache",
+        "recognition", "scale_views", "rope_view", "in_cache", "skips",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +81,7 @@ class Plan:
     ):
         self.function, self.small_bytes, self.scale_views = function, small_bytes, scale_views
         self.rope_view = rope_view
-        self.scale, self.seqlen_q, self.sizes, self.in_cache = numbers
+        self.scale, self.seqlen_q, self.sizes, self.in_cache, self.skips = numbers
         self.results, self.views, self.repeats = results, views, repeats
         self.append: Before | None = None
         self.recognition: Recognition | None = None
@@ -155,12 +157,15 @@ class Plan:
 
         rows: q, k, v, out and lse as the kernel takes them; split: its arguments for split keys
         """
-        aux, in_cache, blocks = tensors.aux_tensors, None, None
+        aux, in_cache, blocks, skip = tensors.aux_tensors, None, None, None
         if tensors.mask_block_cnt is not None:
             blocks = self.lists(tensors)
         if self.in_cache is not None:
             new_keys, of_rows = self.in_cache
             in_cache = (new_keys, *of_rows(tensors))
+        if self.skips is not None:
+            counts = tensors.skipped_tiles
+            skip = (self.skips,) if counts is None else (self.skips, counts)
         self.function(
             *rows,
             self.scale,
@@ -174,6 +179,7 @@ class Plan:
             None if self.scale_views is None else self.scale_views.of(tensors),
             None if self.rope_view is None else self.rope_view.of(tensors),
             blocks,
+            skip,
         )
 
 

@@ -35,6 +35,7 @@ from cute_fa4.calls.operands.tensors import (
 )
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Choices, Numbers, Where
+from cute_fa4.calls.skipping import check_counts
 from cute_fa4.operands import ROWS, CallTensors
 
 KV_LAYOUTS = ("NHD", "HND")
@@ -75,7 +76,9 @@ def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
         ),
         rope=checked_rope(views, where),
         blocks=checked_blocks(views, choices.block_sparse_tensors, where),
+        skip_softmax_threshold_scale_factor=numbers.skip_softmax_threshold_scale_factor,
     )
+    check_counts(tensors.skipped_tiles, tensors.q, options.skip_factor)
     return plan_attention(tensors, where, options, choices.return_lse, choices.in_float32)
 
 

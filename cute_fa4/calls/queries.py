@@ -43,15 +43,14 @@ from cute_fa4.dtypes import BF16, E4M3
 from cute_fa4.operands import LENGTHS_OF_QUERIES
 from cute_fa4.sm100.blueprint.reach import QK_DEPTHS_OF_FP8, in_words
 from cute_fa4.sm100.blueprint.rope_columns import may_be_beside_dequantized
-from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
-from cute_fa4.sm100.choose.which_kernel import (
+from cute_fa4.sm100.choose.rows_of_tiles import (
     DEQUANTIZED_DEPTH,
     SPAN,
-    Call,
+    SWAPPED_ROWS,
     dequantizes_rows,
     dequantizes_units,
-    which_kernel,
 )
+from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 
 LARGEST_BESIDE = (

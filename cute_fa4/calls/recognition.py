@@ -91,7 +91,7 @@ def places_of(tables: tuple) -> list[int]:
 
 def has_usual_types(asked: tuple) -> bool:
     """1, 1.0 and True are equal but not all accepted: calls with unusual types are found by key, which has types."""
-    window_size, (scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices = asked
+    window_size, (scale, causal, softcap, max_seqlen_q, max_seqlen_k, skips), choices = asked
     _, num_splits, tokens_per_split, batch_invariant, *_ = choices  # the rest is checked before
     if window_size is not None and type(window_size) is not tuple:
         return False
@@ -100,6 +100,7 @@ def has_usual_types(asked: tuple) -> bool:
         (causal is False or causal is True)
         and (scale is None or type(scale) is float)
         and (softcap is None or type(softcap) is float)
+        and (skips is None or type(skips) is float)
         and (num_splits is None or type(num_splits) is int)
         and (tokens_per_split is None or type(tokens_per_split) is int)
         and (batch_invariant is None or type(batch_invariant) is bool)

@@ -65,6 +65,7 @@ class Numbers(NamedTuple):
     softcap: object = 0.0
     max_seqlen_q: object = None
     max_seqlen_k: object = None
+    skip_softmax_threshold_scale_factor: object = None
 
 
 class Choices(NamedTuple):
@@ -121,6 +122,7 @@ class Options:
     return_max: as Choices
     rope: columns of k in a separate tensor; None: k has all
     blocks: None: no key blocks are listed
+    skip_factor: of the threshold for skipped key tiles (skipping.py); None: none are skipped
     """
 
     softmax_scale: float
@@ -138,3 +140,4 @@ class Options:
     scales: GivenScales | None = None
     rope: Rope | None = None
     blocks: ListedBlocks | None = None
+    skip_factor: float | None = None

@@ -53,6 +53,7 @@ def fake_arguments(config: FA4Config) -> dict:
         return _fake_rows(dtype, (*sizes, depth))
 
     rows_o, lse = _results(config, rows_q, heads_q)
+    counts = [_fake("i32", (2,))] * config.count_skipped
     return dict(
         mQ=values((*rows_q, heads_q), config.q_depth),
         mK=values(keys, config.stored_depth, config.stored_dtype),
@@ -70,6 +71,7 @@ def fake_arguments(config: FA4Config) -> dict:
         descales=_descales(config),
         rope=_rope(config, keys, (*rows_q, heads_q)),
         blocks=_blocks(config),
+        skip=(Float32(0.0), *counts) if config.skip_softmax else None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

@@ -22,6 +22,7 @@ from cute_fa4.calls.operands.strides import views_for_descriptors
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.options import check_aux, resolve
 from cute_fa4.calls.request import Where
+from cute_fa4.calls.skipping import FACTOR
 from cute_fa4.calls.split_keys.workspace import check_workspace
 from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import NAMES, NEW, ROWS, CallTensors, tensors_of
@@ -139,6 +140,7 @@ def _check_kernel(where: Where, call: dict, latent: bool, heads_first: bool) -> 
         ),
         rope=rope,
         blocks=checked_blocks(tensors, of_operator(call), where, contents=False),
+        skip_softmax_threshold_scale_factor=call.get(FACTOR),
         latent=latent,
     )
     check_aux(resolved, tensors.batch, q.shape[-2], q.shape[:-2].numel())

@@ -21,6 +21,7 @@ from cute_fa4.calls.operands.blocks import of_operator, taken
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
+from cute_fa4.calls.skipping import COUNTS
 from cute_fa4.calls.small_blocks import conversion_of, without_checks
 from cute_fa4.calls.split_keys import merge as parts
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS_OF_QUERIES, ROWS, SCALES, tensors_of
@@ -39,6 +40,7 @@ _ops = torch.ops.cute_fa4
 _OPTIONS = (
     "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
     "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split", "batch_invariant",
+    "skip_softmax_threshold_scale_factor",
 )  # fmt: skip
 _SCALES = tuple(name for name in NAMES[SCALES] if name in names_of("all"))  # of every operator
 _UNBUILT_OF_CACHE = ("rotary_cos", "rotary_sin", "qv")
@@ -240,6 +242,10 @@ def _options(given: dict, differentiable: bool = False, blocks=None, latent=Fals
     """causal, window_size, mask, softcap, ... -> the options that every operator has."""
     q, k, v, out = (given[name] for name in NAMES[ROWS])
     check_tensors(q, k, v, out, differentiable, latent)
+    if given.get(COUNTS) is not None:
+        raise NotImplementedError(
+            f"{COUNTS}: given to a call that a tracer or autograd records; accepted: None; count in a call of its own"
+        )
     for name in ("score_mod", "mask_mod"):
         if isinstance(given[name], ScoreMod) and not _is_known(given[name].key):
             _remember(given[name])

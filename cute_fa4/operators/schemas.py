@@ -24,6 +24,7 @@ _NO_TENSORS = {
     "return_lse": "bool return_lse=False",
     "return_max": "bool return_max=False",
     "batch_invariant": "bool? batch_invariant=None",
+    "skip_softmax_threshold_scale_factor": "float? skip_softmax_threshold_scale_factor=None",
     "block_size": "int[] block_size=[]",  # of listed blocks: queries, keys
 }
 CACHES = ("k_cache", "v_cache", "k_block_scale", "v_block_scale")  # written by an append

@@ -213,6 +213,7 @@ class SM100Kernel:
         descales: tuple | None,
         rope: tuple | None,
         blocks: tuple | None,
+        skip: tuple | None,
         stream,
     ):
         """Launch. Arguments that a configuration does not use are None; unused numbers are ignored.
@@ -244,6 +245,8 @@ class SM100Kernel:
         blocks      counts and entries of the lists of partial blocks, then, as far as the configuration has them, of
                     full ones, and where those of a sequence begin, then the order of work tiles, int32
                     (work/block_lists.py)
+        skip        log2 of the threshold's scale factor, Float32, and with cfg.count_skipped two int32 that it adds to
+                    (steps/skipped.py)
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -311,6 +314,7 @@ class SM100Kernel:
             sink=sink,
             aux=() if cutlass.const_expr(aux is None) else aux,
             blocks=None if cutlass.const_expr(blocks is None) else BlockLists.of(cfg, blocks),
+            skip=() if cutlass.const_expr(skip is None) else skip,
         )
         self.kernel.set_name_prefix(
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False

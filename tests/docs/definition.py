@@ -42,10 +42,10 @@ def combine(config, outs, lses, table, out, lse, *more):
 def attend(
     config, q, k, v, out, lse, scale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit,
     page_table, seqlen_q, sizes, sink, aux, split=None, in_cache=None, descales=None, rope=None,
-    blocks=None,
+    blocks=None, skip=None,
 ):  # fmt: skip
     """Each sequence separately."""
-    assert split is descales is blocks is None and (in_cache is None or len(in_cache) == 1)
+    assert split is descales is blocks is skip is None and (in_cache is None or len(in_cache) == 1)
     if config.kv_dtype is not None:
         k, v = (x.to(q.dtype) for x in (k, v))
     if rope is not None:  # shared columns, after those of each head

@@ -26,7 +26,7 @@ LONG_FILES = {
     "cute_fa4/emulator/instructions/convert.py": 495,
     "cute_fa4/emulator/instructions/lane_arithmetic.h": 476,
     "cute_fa4/hopper/tcgen05.cu": 500,
-    "cute_fa4/interface.py": 488,
+    "cute_fa4/interface.py": 486,
     "tests/emulator/checks/planted_bugs.py": 641,
     "tests/emulator/test_bulk_copy.py": 562,
     "tests/emulator/test_tcgen05.py": 506,

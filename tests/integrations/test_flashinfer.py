@@ -392,8 +392,8 @@ REFUSED = {
         "uses_shared_paged_kv_idx: False; accepted: True; use one table for K and V: views of a pool",
     ),
     "skipping": (
-        by_decode, STEP, dict(skip_softmax_threshold_scale_factor=1.0), NO,
-        "skip_softmax_threshold_scale_factor: 1.0; accepted: None",
+        by_decode, STEP, dict(skip_softmax_threshold_scale_factor=-1.0), ValueError,
+        "skip_softmax_threshold_scale_factor: -1.0; accepted: a finite number",
     ),
     "a scale of 16 bits": (by_decode, STEP, dict(bmm2_scale=0.5), NO, "bmm2_scale: 0.5 with"),
     "a tensor of 16 bits": (by_decode, STEP, dict(bmm1_scale=torch.ones(1)), NO, "bmm1_scale: a tensor over"),

@@ -34,6 +34,7 @@ ROPE = OF_192 | PACKED | dict(rope_depth=64, rope_page_size=48)
 MIXED = dict(qkv_dtype="e4m3", rope_dtype="bf16", descales="QKV")
 SCALED = dict(qkv_dtype="bf16", rope_dtype="e4m3", scale_dtype="f32")
 OF_BF16 = dict(rope_dtype="bf16")
+SKIPPED = dict(skip_softmax=True, count_skipped=True)
 CAP = dict(score_mod=score_mods.soft_cap(30.0))
 FUNCTIONS = CAP | dict(sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
@@ -70,6 +71,9 @@ CASES = {
     "two query tiles of 64 columns, 8 bits, pages": ("mha2q", E4M3 | D64 | queries(16), False),
     "two query tiles of 64 columns, soft cap": ("mha2q", BF16 | D64 | queries(16) | CAP, False),
     "two query tiles, 64 columns of K and 128 of V": ("mha2q", BF16 | OF_64 | queries(16), False),
+    "two query tiles, skipped tiles": ("mha2q", BF16 | D128 | queries(16) | SKIPPED, False),
+    "two query tiles of 64 columns, skipped tiles": ("mha2q", BF16 | D64 | SKIPPED | FUNCTIONS, False),
+    "two query tiles of 8 bits, skipped tiles": ("mha2q", E4M3 | D128 | PACKED | SKIPPED, False),
     "two query tiles, gathered": ("mha2q", BF16 | D128 | queries(3), False),
     "two query tiles of 64 columns, gathered": ("mha2q", BF16 | D64 | queries(3), False),
     "two query tiles, 192 columns": ("mha2q", BF16 | OF_192 | PACKED, False),

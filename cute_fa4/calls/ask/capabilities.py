@@ -41,6 +41,7 @@ from cute_fa4.calls.ask.questions import (
 from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES, NAMES_OF_KEYS
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES
 from cute_fa4.calls.options import check_whole_keys
+from cute_fa4.calls.skipping import FACTOR
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import E4M3, OPERANDS, UNQUANTIZED, is_quantized
@@ -67,7 +68,7 @@ BUILT_PARAMETERS = frozenset(
     (
         "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split batch_invariant workspace "
         "pack_gqa score_mod mask_mod aux_tensors q_descale k_descale v_descale o_scale k_block_scale v_block_scale "
-        "block_sparse_tensors q_quantize"
+        "block_sparse_tensors q_quantize skip_softmax_threshold_scale_factor skipped_tiles"
     ).split()
 )
 # The BUILT_PARAMETERS with which no call chooses CTA pairs by default.
@@ -184,8 +185,8 @@ def capabilities(
     stored = _stored_in_latent(parameters, sizes, head_dim) if latent else None
     largest = latent and bool(parameters.pop("return_max_logits", False))
     call = None
-    listed = parameters.get("block_sparse_tensors") is not None
-    if not latent and (sizes or listed or OF_LENGTHS & set(parameters)):
+    narrowed = any(parameters.get(name) is not None for name in ("block_sparse_tensors", FACTOR))
+    if not latent and (sizes or narrowed or OF_LENGTHS & set(parameters)):
         call, parameters = Question(Sizes(group, **sizes), parameters), {}
     elif sizes:
         raise TypeError(f"{next(iter(sizes))}: with latent=True; accepted: None")

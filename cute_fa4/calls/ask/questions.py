@@ -279,6 +279,7 @@ _OPEN: dict[str, Callable] = {
     "k_rope": lambda tensors: tensors.rope(),
     "q_rope": lambda tensors: tensors.q_rope(),
     "block_sparse_tensors": lambda tensors: tensors.lists(),
+    "skipped_tiles": lambda tensors: tensors.numbers(2),
     "k": lambda tensors: tensors.new_rows(tensors.depth_qk),
     "v": lambda tensors: tensors.new_rows(tensors.depth_v),
     **{
@@ -302,7 +303,7 @@ _DEFAULTS = dict(
     softcap=0.0, max_seqlen_q=None, max_seqlen_k=None, num_splits=1, tokens_per_split=None, workspace=None,
     batch_invariant=None, pack_gqa=None, score_mod=None, mask_mod=None, aux_tensors=None, block_sparse_tensors=None,
     kv_layout="NHD", seqused_k_excludes_new=False, return_lse=False, **dict.fromkeys(NAMES[SCALES]), q_quantize=None,
-    v_block_scale_layout=LINEAR, four_over_six=False,
+    v_block_scale_layout=LINEAR, four_over_six=False, skip_softmax_threshold_scale_factor=None, skipped_tiles=None,
 )  # fmt: skip
 OPTIONS = frozenset(_DEFAULTS)
 

@@ -61,7 +61,7 @@ UNSUPPORTED = {
     "block_sparse_tensors": ((None,), _BLOCKS),
     "custom_mask": ((None,), _TENSOR_MASK),
     "packed_custom_mask": ((None,), _TENSOR_MASK),
-    "skip_softmax_threshold_scale_factor": ((None,), "small weights are not skipped: every visible key contributes"),
+    "skip_softmax_threshold_scale_factor": ((None,), "skipped by flash_attn_func and its variants only"),
     "use_fp16_qk_reduction": ((False, None), "scores are summed in float32"),
     "use_fp16_softmax": ((None, False), "probabilities are computed in float32"),
     "uses_spcompress": ((None, False), "nothing is skipped"),

@@ -10,7 +10,7 @@ import torch
 
 from cute_fa4.dtypes import BF16, DTYPES, E2M1, E8M0, MXE4M3, OPERANDS, names_of
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_CACHE_BLOCKS
-from cute_fa4.sm100.choose.which_kernel import dequantizes_rows, in_units
+from cute_fa4.sm100.choose.rows_of_tiles import dequantizes_rows, in_units
 
 BYTES = DTYPES[E2M1.element].torch  # two numbers an element
 PAIRS = E2M1.torch  # torch's own dtype of the same bytes, which few of its functions take

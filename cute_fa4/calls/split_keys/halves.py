@@ -20,7 +20,7 @@ from cute_fa4.calls.operands.tensors import DTYPE_NAMES, FP8
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.operands import ROWS, CallTensors
 from cute_fa4.sm100.choose.choose_config import columns_of_v
-from cute_fa4.sm100.choose.which_kernel import in_units
+from cute_fa4.sm100.choose.rows_of_tiles import in_units
 
 
 def comes_in_halves(q, v, rope: int) -> bool:
@@ -45,7 +45,7 @@ class HalvesPlan(Plan):
 
     def __init__(self, half: Plan, results: Results, tensors: CallTensors):
         """tensors: of the call, of which the extents of q, k, v and out must not meet."""
-        numbers = half.scale, half.seqlen_q, half.sizes, half.in_cache
+        numbers = half.scale, half.seqlen_q, half.sizes, half.in_cache, half.skips
         views = Views(tensors.of(ROWS), tensors.of(ROWS))
         super().__init__(half.function, numbers, results, views, half.repeats, half.small_bytes)
         self.half = half

@@ -6,6 +6,7 @@ from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.skipping import FACTOR
 from cute_fa4.integrations.callers_names import asked
 from cute_fa4.integrations.flashinfer import tables_of_heads
 from cute_fa4.integrations.flashinfer.words import (
@@ -88,15 +89,15 @@ def trtllm_batch_decode_with_kv_cache(
     bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), instead of bmm1_scale
     window_left      number of visible keys before a token's own; -1: all
     out, out_dtype   as query; bf16, fp16 or float8_e4m3fn for an 8-bit query
+    skip_softmax_threshold_scale_factor   as in flash_attn_func
     sinks            (heads,), or a list of one such tensor
     lse              (tokens, heads) float32, base 2; output buffer, returned with return_lse
 
     Returns out, or (out, lse). NotImplementedError for FP4 output, a mask of drafted tokens, separate tables of
-    keys and values, and skipped softmax; otherwise the errors of cute_fa4.flash_attn_varlen_func.
+    keys and values; otherwise the errors of cute_fa4.flash_attn_varlen_func.
     """
     check_neutral(
         o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, backend=backend, mask=mask,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer,
         bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode, enable_pdl=enable_pdl,
     )  # fmt: skip
@@ -112,7 +113,10 @@ def trtllm_batch_decode_with_kv_cache(
         where, q_len_per_req = {"cu_seqlens_q": offsets, "max_seqlen_q": max_q_len}, None
     elif q_len_per_req is None:
         raise ValueError("cum_seq_lens_q: None with q_len_per_req=None; accepted: one of them")
-    options = where | {"window_size": window_of(window_left, 0)}
+    options = where | {
+        "window_size": window_of(window_left, 0),
+        FACTOR: skip_softmax_threshold_scale_factor,
+    }
     if enable_block_sparse_attention:
         check_layout(kv_layout)
         check_neutral_of_heads(
@@ -187,7 +191,6 @@ def trtllm_batch_context_with_kv_cache(
     """
     check_neutral(
         o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, enable_pdl=enable_pdl,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer, use_fp16_softmax=use_fp16_softmax,
         uses_spcompress=uses_spcompress,
     )  # fmt: skip
@@ -204,6 +207,7 @@ def trtllm_batch_context_with_kv_cache(
         "cu_seqlens_q": offsets,
         "max_seqlen_q": max_q_len,
         "window_size": window_of(window_left, right_of(causal)),
+        FACTOR: skip_softmax_threshold_scale_factor,
     }
     cache = kv_cache, kv_cache_sf, "auto"
     given = query, cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx

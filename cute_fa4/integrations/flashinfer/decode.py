@@ -118,7 +118,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
                       or one tensor, as the cache with head_dim / 16. The scales of V are in the 4-token order of
                       backend="trtllm-gen", or linear as in "fa2", which "auto" is
         """
-        check_run(args, skip_softmax_threshold_scale_factor, enable_pdl)
+        check_run(args, enable_pdl)
         caches = caches_of("paged_kv_cache", paged_kv_cache), kv_cache_sf
         queries = None if self._plan is None else self._plan.queries
         if self._plan is not None and q_len_per_req not in (None, queries):
@@ -126,7 +126,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
                 f"q_len_per_req: {shown(q_len_per_req)}; accepted: {queries}, as planned"
             )
         scales = q_scale, k_scale, v_scale
-        return self._run(q, caches, scales, (out, lse, return_lse), window_left, sinks, queries)
+        further = sinks, skip_softmax_threshold_scale_factor
+        return self._run(q, caches, scales, (out, lse, return_lse), window_left, further, queries)
 
     def forward(
         self,

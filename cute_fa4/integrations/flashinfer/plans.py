@@ -216,15 +216,19 @@ class Paged(Wrapper):
             "lengths": self._stored("seq_lens", as_int32("seq_lens", seq_lens).reshape(-1)),
         }
 
-    def _run(self, q, caches, scales, outs, window_left, sinks, queries):
-        """caches: (K, V), kv_cache_sf. outs: (out, lse, return_lse)."""
+    def _run(self, q, caches, scales, outs, window_left, further, queries):
+        """caches: (K, V), kv_cache_sf. outs: (out, lse, return_lse).
+
+        further: (sinks, skip_softmax_threshold_scale_factor)
+        """
         caches, kv_cache_sf = caches
         k, v = caches
         plan = self._planned(q, k, v)
         left, right = plan.window
         options = dict(
             window_size=window_of(left if window_left is None else window_left, right),
-            learnable_sink=sink_of(sinks),
+            learnable_sink=sink_of(further[0]),
+            skip_softmax_threshold_scale_factor=further[1],
             **self._blocks(k, v, kv_cache_sf),
             **scaled(plan, q, k, *scales),
             **plan.options,
@@ -245,10 +249,10 @@ def scaled(plan: Plan, q, k, q_scale, k_scale, v_scale) -> dict:
     return scales_of(q, k, scale, 1.0 if v_scale is None else v_scale, SCALES)
 
 
-def check_run(args: tuple, skip_softmax, enable_pdl) -> None:
+def check_run(args: tuple, enable_pdl) -> None:
     """Refuse arguments that run does not support."""
     if args:
         raise NotImplementedError(
             f"run: {len(args)} further arguments by position, for a kernel of the caller; accepted: none"
         )
-    check_neutral(skip_softmax_threshold_scale_factor=skip_softmax, enable_pdl=enable_pdl)
+    check_neutral(enable_pdl=enable_pdl)

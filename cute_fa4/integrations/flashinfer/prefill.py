@@ -161,11 +161,11 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
         q_scale, k_scale, v_scale   numbers, or one float32 on the device over a quantized cache
         kv_cache_sf   as in BatchDecodeWithPagedKVCacheWrapper.run
         """
-        check_run(args, skip_softmax_threshold_scale_factor, enable_pdl)
+        check_run(args, enable_pdl)
         check_neutral(use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress)
         caches = caches_of("paged_kv_cache", paged_kv_cache), kv_cache_sf
-        scales = q_scale, k_scale, v_scale
-        return self._run(q, caches, scales, (out, lse, return_lse), window_left, sinks, None)
+        scales, further = (q_scale, k_scale, v_scale), (sinks, skip_softmax_threshold_scale_factor)
+        return self._run(q, caches, scales, (out, lse, return_lse), window_left, further, None)
 
     def forward(
         self,
@@ -295,7 +295,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
 
         kv_cache_sf   (of k, of v) of NVFP4, (tokens, heads_kv, head_dim / 16) float8_e4m3fn, linear
         """
-        check_run(args, None, enable_pdl)
+        check_run(args, enable_pdl)
         check_no_scale_of_out(o_scale, "v_scale")
         plan = self._planned(q, k, v)
         wanted = return_lse or lse is not None

@@ -23,7 +23,7 @@ from cute_fa4.layouts import cache_scales
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.scales import Scales
 
-from . import bands, cache_blocks, latent_rows, listed, rope_columns
+from . import bands, cache_blocks, latent_rows, listed, rope_columns, skipping
 from .chip import ARCHES
 from .latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
 from .score_mods import ScoreMod
@@ -89,6 +89,7 @@ class Problem:
     packed_lists   lists follow one another; a tensor says where those of a sequence begin. Otherwise they are padded
     list_offsets   another tensor says where their entries begin; otherwise all sequences have as many key blocks
     longest_first  a tensor has the work tiles, those with the longest lists first (work/lists/longest.py)
+    skip_softmax   key tiles of small weights are skipped (steps/skipped.py). count_skipped: counted, too
     write_lse      also write the log-sum-exp, f32, natural logarithm
     write_max      after it, also write the largest score of each row, f32, scaled: of latent caches, keys not split
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
@@ -136,6 +137,8 @@ class Problem:
     packed_lists: bool = False
     list_offsets: bool = False
     longest_first: bool = False
+    skip_softmax: bool = False
+    count_skipped: bool = False
     write_lse: bool = False
     write_max: bool = False
     split_keys: bool = False
@@ -312,16 +315,10 @@ class Problem:
 
     def contradictions(self) -> list[str]:
         """Why no kernel of any schedule can run this: meaningless values, or values that exclude each other."""
-        return [
-            *(*self._wrong_types(), *self._wrong_numbers()),
-            *(
-                *self._wrong_layouts(),
-                *latent_rows.contradictions(self),
-                *rope_columns.contradictions(self),
-                *listed.contradictions(self),
-                *cache_blocks.contradictions(self),
-            ),
-        ]
+        why = self._wrong_types() + self._wrong_numbers() + self._wrong_layouts()
+        for part in (latent_rows, rope_columns, listed, cache_blocks, skipping):
+            why += part.contradictions(self)
+        return why
 
     def _wrong_types(self) -> list[str]:
         why = []

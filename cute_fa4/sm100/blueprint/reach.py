@@ -38,6 +38,7 @@ class Extra(Flag):
     KEY_SCALES    a scale for each key (roles/token_scales.py)
     BLOCK_SCALES  scales of blocks of Q and K (two_tiles/block_scaled/)
     BLOCK_LISTS   lists of key blocks (work/block_lists.py)
+    SKIPPED_TILES key tiles of small weights are skipped (steps/skipped.py)
     """
 
     DEQUANTIZED_KEYS = auto()
@@ -48,6 +49,7 @@ class Extra(Flag):
     KEY_SCALES = auto()
     BLOCK_SCALES = auto()
     BLOCK_LISTS = auto()
+    SKIPPED_TILES = auto()
 
 
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -96,6 +98,10 @@ def problem_not_built(
         why.append(
             f"q_block={problem.q_block}: lists of key blocks are for schedule=TwoTiles() or OneTile(): use "
             "one of them, or q_block=0"
+        )
+    if problem.skip_softmax and Extra.SKIPPED_TILES not in extras:
+        why.append(
+            "skip_softmax=True: key tiles are skipped with schedule=TwoTiles(): use it, or skip_softmax=False"
         )
     if problem.block_scales and Extra.BLOCK_SCALES not in extras:
         why.append(

@@ -14,7 +14,8 @@ from ..latent.tiles import LATENT_DEPTH, ROPE_DEPTH
 from ..two_tiles.pair.schedule import Pair
 from ..wide.pair.schedule import WidePair
 from .config import SCHEDULES, FA4Config
-from .which_kernel import Call, in_units, which_kernel
+from .rows_of_tiles import in_units
+from .which_kernel import Call, which_kernel
 
 __all__ = [
     "ALL_DEPTHS",

@@ -1,7 +1,8 @@
 """How many query rows a tile has, and which heads share one: the arithmetic that the rules of which_kernel.py read."""
 
+from ...dtypes import CACHED
 from ..blueprint.latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
-from ..blueprint.reach import DEPTHS, QK_DEPTHS
+from ..blueprint.reach import DEPTHS, DEPTHS_OF_FP8, QK_DEPTHS, QK_DEPTHS_OF_FP8
 from ..blueprint.tiles import ROWS_PER_Q_TILE
 from ..few_rows.tiles import padded_heads
 from ..latent.pair.schedule import LatentPair
@@ -9,6 +10,9 @@ from ..two_tiles.schedule import TwoTiles
 
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
+# Head dim of 16-bit q over 8-bit k up to which a slot holds whole rows of k; beyond it, units of columns.
+DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[-1]
+SPAN = 64  # columns of 16 bits in a line of shared memory
 LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
 
 
@@ -19,6 +23,31 @@ def is_wide(head_dim: int, head_dim_v: int, of_8_bits: bool = False) -> bool:
     (False, True, True, False)
     """
     return not of_8_bits and (head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1])
+
+
+def dequantizes_rows(head_dim: int, rope: int) -> bool:
+    """Whether kernels for 16-bit q over 8-bit k hold whole rows of k; rope: its columns in a separate tensor."""
+    return head_dim <= DEQUANTIZED_DEPTH and not rope
+
+
+def dequantizes_units(
+    head_dim: int, rope: int = 0, rope_runs: bool = True, by_key: bool = False
+) -> bool:
+    """Whether a kernel takes the others in units of columns (sm100/wide/dequantized/).
+
+    rope_runs: from may_be_beside_dequantized; by_key: keys have scales of their own
+
+    >>> [dequantizes_units(*depths) for depths in ((192,), (192, 64), (200,), (96, 16))]
+    [True, True, False, False]
+    """
+    own = head_dim - rope
+    fits = not rope or (rope_runs and own > 0 and own % SPAN == 0 and rope <= SPAN)
+    return not by_key and head_dim in QK_DEPTHS_OF_FP8 and fits
+
+
+def in_units(head_dim: int, rope: int, stored: str | None) -> bool:
+    """Whether k and v of another dtype than q, `stored`, are dequantized in units of columns; None: they have q's."""
+    return stored in CACHED and not dequantizes_rows(head_dim, rope)
 
 
 def tile_for(

@@ -6,6 +6,7 @@
     the same, more rows                          mla_widenpair
     a latent cache, up to 64 rows *****          mla_decode
     the same, more rows                          mla_pair
+    skip_softmax_threshold_scale_factor          mha2q
     q and k with scales of blocks                mhamx
     k_rope of 8 bits under 16                    mharope
     q of 16 bits over k of 8, up to 32 rows *    mhawiden
@@ -50,10 +51,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ...dtypes import CACHED, is_quantized, row_of
+from ...dtypes import is_quantized, row_of
 from ...scales import Scales
 from ..blueprint import bands, tuning
-from ..blueprint.reach import DEPTHS_OF_FP8, QK_DEPTHS_OF_FP8
 from ..blueprint.rope_columns import may_be_beside_dequantized
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import ROWS_PER_Q_TILE
@@ -78,14 +78,14 @@ from .rows_of_tiles import (
     ROWS_PER_CTA,
     SWAPPED_ROWS,
     dequantized_tile,
+    dequantizes_rows,
+    dequantizes_units,
+    in_units,
     is_wide,
     latent_rows,
     tile_for,
 )
 
-# Head dim of 16-bit q over 8-bit k up to which a slot holds whole rows of k; beyond it, units of columns.
-DEQUANTIZED_DEPTH = DEPTHS_OF_FP8[-1]
-SPAN = 64  # columns of 16 bits in a line of shared memory
 # Numbers of queries that yield every answer: each number of few rows, and full tiles and CTAs.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
@@ -108,6 +108,7 @@ class Call:
     rope        columns of k that lie in a separate tensor. rope_dtype: their dtype; None: that of k
     mask, plain, exact, arch    as choose/pays.py reads them
     q_block     queries of a block of block_sparse_tensors; 0: there are none
+    skips       key tiles of small weights are skipped
     stays       16-bit q over 8-bit k is not quantized, however many rows there are (calls/queries.py)
     `swaps`, `dequantizes`, `pairs`  settings from the environment (compiler/policy.py)
     invariant   likewise: the bits of a row depend on that row alone (docs/invariance.md). Lengths choose only between
@@ -133,6 +134,7 @@ class Call:
     exact: bool = False
     arch: str = "sm_100a"
     q_block: int = 0
+    skips: bool = False
     stays: bool = False
     swaps: bool = True
     dequantizes: bool = True
@@ -165,6 +167,7 @@ class Call:
             exact=of("maximum") == "exact",
             arch=of("arch", "sm_100a"),
             q_block=of("q_block", 0),
+            skips=of("skip_softmax", False),
         )
         return cls(**known | more)
 
@@ -231,7 +234,14 @@ class Call:
     @property
     def may_swap(self) -> bool:
         """Whether tiles of few rows may be chosen."""
-        if not self.length_chooses or self.rope or self.of_blocks or self.wide or self.q_block:
+        if (
+            not self.length_chooses
+            or self.rope
+            or self.of_blocks
+            or self.wide
+            or self.q_block
+            or self.skips
+        ):
             return False
         if self.kv_dtype is not None:
             return self.dequantizes and dequantizes_rows(self.head_dim, self.rope)
@@ -286,31 +296,6 @@ class Call:
         )
 
 
-def dequantizes_rows(head_dim: int, rope: int) -> bool:
-    """Whether kernels for 16-bit q over 8-bit k hold whole rows of k; rope: its columns in a separate tensor."""
-    return head_dim <= DEQUANTIZED_DEPTH and not rope
-
-
-def dequantizes_units(
-    head_dim: int, rope: int = 0, rope_runs: bool = True, by_key: bool = False
-) -> bool:
-    """Whether a kernel takes the others in units of columns (sm100/wide/dequantized/).
-
-    rope_runs: from may_be_beside_dequantized; by_key: keys have scales of their own
-
-    >>> [dequantizes_units(*depths) for depths in ((192,), (192, 64), (200,), (96, 16))]
-    [True, True, False, False]
-    """
-    own = head_dim - rope
-    fits = not rope or (rope_runs and own > 0 and own % SPAN == 0 and rope <= SPAN)
-    return not by_key and head_dim in QK_DEPTHS_OF_FP8 and fits
-
-
-def in_units(head_dim: int, rope: int, stored: str | None) -> bool:
-    """Whether k and v of another dtype than q, `stored`, are dequantized in units of columns; None: they have q's."""
-    return stored in CACHED and not dequantizes_rows(head_dim, rope)
-
-
 class Kernel(NamedTuple):
     """The kernel of a call.
 
@@ -354,6 +339,7 @@ RULES = (
     Rule("the same, more rows", LatentRowsPair, lambda c: c.dequantizes_latent),
     Rule("a latent cache, up to 64 rows *****", LatentTile, lambda c: c.latent and c.few),
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
+    Rule("skip_softmax_threshold_scale_factor", TwoTiles, lambda c: c.skips),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
     Rule("q of 16 bits over k of 8, up to 32 rows *", DequantizedTile, lambda c: c.kv_dtype and c.few),

@@ -76,7 +76,7 @@ def add_product(
     """O_i (+)= P_i V with the held V of key tile n."""
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     i = n & 1
-    multiply_pv(cfg, v, mma.tmem, mma.events, at.held_v, i, (phases >> i) & 1, n > 1)
+    multiply_pv(cfg, v, mma, at.held_v, i, (phases >> i) & 1, n > 1)
     mma.kv.release_v(at)
     order.product_issued(mma.events, i)
     return phases ^ (1 << i)

@@ -14,10 +14,19 @@ row sum                  while the MMA works
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from ..instructions import tensor_memory
-from ..steps import half_powers, lagged, lost_weights, row_math, seen, token_scales, visibility
+from ..steps import (
+    half_powers,
+    lagged,
+    lost_weights,
+    row_math,
+    seen,
+    skipped,
+    token_scales,
+    visibility,
+)
 from ..steps.row_math import RowState
 from ..steps.scores import (
     apply_score_functions,
@@ -137,9 +146,8 @@ def step(
     if cutlass.const_expr(masked):
         scores, words = masked_scores(cfg, scores, visible_bands(cfg, row, key))
     scale_log2 = log2_scale(cfg, args, row.factor)
-    tile_max = row_math.row_maximum(
-        maxima if cutlass.const_expr(with_maxima) else scores, state.row_max
-    )
+    largest = maxima if cutlass.const_expr(with_maxima) else scores
+    own, tile_max = skipped.maxima(cfg, largest, state)
     row_max, safe_max, factor = row_math.update_maximum(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
@@ -157,9 +165,17 @@ def step(
     lost = lost_weights.before(state, factor)
     words = words if cutlass.const_expr(masked and order.sum_early) else None
     exponential = Exponential(scale_log2, bias, powers, lost, words)
-    total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
+    highest = None
+    if cutlass.const_expr(cfg.skip_softmax):
+        highest, total = cute.arch.fmax(own, state.highest, nan=True), Float32(0.0)
+        if skipped.vote(cfg, group, row, tile, own * scale_log2, highest * scale_log2, n == first):
+            total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
+        else:
+            skipped.store_zeros(cfg, order, group, work, tile, s_address)
+    else:
+        total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
     token_scales.release(cfg, events, of_keys)
-    return lost_weights.behind(cfg, state, row_max, factor, total)
+    return skipped.followed(lost_weights.behind(cfg, state, row_max, factor, total), highest)
 
 
 def behind(first: tuple, parts):

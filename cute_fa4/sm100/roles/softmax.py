@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..steps import lagged, lost_weights, row_math, token_scales
+from ..steps import lagged, lost_weights, row_math, skipped, token_scales
 from ..steps.row_math import RowState
 from ..steps.scores import (
     computed_again,
@@ -121,11 +121,12 @@ def work_tile(
     args, i = group.args, group.i
     thread, _, _ = cute.arch.thread_idx()
     row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
+    row = skipped.with_limit(cfg, args, work, order.q_tile(cfg, work, i), row)
     whole = whole_tiles(cfg, args, work, order.q_tile(cfg, work, i))
     stride = order.stride(cfg, work)
     end = work.tiles.end_of(order.q_tile(cfg, work, i))
     state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
-    state = lost_weights.begun(order, cfg, group.tmem, state)
+    state = skipped.begun(cfg, lost_weights.begun(order, cfg, group.tmem, state))
     share = Share(work, row, tiles_before)
     if cutlass.const_expr(cfg.lists_blocks):
         state = listed_tiles(cfg, order, group, share, state)

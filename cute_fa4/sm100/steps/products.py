@@ -16,6 +16,7 @@ from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
 from ..sync.kernel_args import Events
 from ..sync.pipelines import KVPosition
+from . import skipped
 from .warps import MmaWarp, ScoreTile
 
 
@@ -120,8 +121,8 @@ def column_of(columns: tuple, i):
     return columns[i] if isinstance(i, int) else columns[0] + i * (columns[1] - columns[0])
 
 
-def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, accumulate):
-    """O_i (+)= P_i V, the first part of P as soon as it is stored and O_i is rescaled, then the rest.
+def multiply_pv(cfg, v: KVBuffer, mma: MmaWarp, slot, i: int, phase, accumulate):
+    """O_i (+)= P_i V, the first part of P as soon as it is stored and O_i is rescaled, then the rest, unless skipped.
 
     i: a softmax warpgroup, a Python int or an Int32 of the kernel
     """
@@ -139,10 +140,12 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
         m, n, cfg.p_dtype, cfg.v_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group
     )
     first = cfg.p_first_part // cfg.tiles.MMA_K
+    tmem, events = mma.tmem, mma.events
     d, p = tmem + column_of(cfg.tmem.o, i), tmem + column_of(cfg.tmem.p, i)
     events.p_ready.wait(i, phase)
     tensor_memory.fence_after()
-    tensor_core.mma_ts(d, p, v_start, steps[:first], computes, v_high, accumulate)
+    issue = skipped.unless_skipped(cfg, mma, i, phase)
+    issue(lambda: tensor_core.mma_ts(d, p, v_start, steps[:first], computes, v_high, accumulate))
     events.p_last.wait(i, phase)
     tensor_memory.fence_after()
-    tensor_core.mma_ts(d, p, v_start, steps[first:], computes, v_high, accumulate=True)
+    issue(lambda: tensor_core.mma_ts(d, p, v_start, steps[first:], computes, v_high, True))

@@ -30,6 +30,7 @@ class RowContext:
     head: Int32
     bands: tuple  # ((lo, hi), ...) of the keys it sees
     factor: Float32 | None  # of its scores, in addition to the softmax scale
+    limit: Float32 | None = None  # where key tiles may be skipped (skipped.py)
 
 
 @dataclass(frozen=True)

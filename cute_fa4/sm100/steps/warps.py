@@ -21,12 +21,13 @@ from ..work.tile import Work
 
 @dataclass(frozen=True)
 class MmaWarp:
-    """The warp that issues the MMAs. tmem: address of column 0."""
+    """The warp that issues the MMAs. tmem: address of column 0; skip: the argument of the kernel, where it is read."""
 
     smem: Smem
     tmem: Int32
     events: Events
     kv: KVConsumerPipeline
+    skip: tuple = ()
 
 
 @dataclass(frozen=True)

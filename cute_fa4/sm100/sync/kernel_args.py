@@ -51,6 +51,7 @@ class KernelArgs:
     sink: cute.Tensor | None  # (heads,), or None
     aux: tuple  # tensors for score_mod and mask_mod
     blocks: BlockLists | None = None  # key blocks of each block of queries, where they are listed
+    skip: tuple = ()  # log2 of the threshold's scale factor, Float32, and the counts
 
 
 class Events:

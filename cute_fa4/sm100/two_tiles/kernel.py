@@ -33,7 +33,7 @@ from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.kernel_args import KernelArgs, Smem, floats
 from . import one_query_tile
 from .own_parts import hooks as own_parts
-from .p_beside_s import PBesideSCode
+from .p_beside_s import PBesideSCode, SkippingBesideS
 from .p_crossed import PCrossedCode
 from .p_over_s import POverSCode
 from .single_tile.hooks import LonePBesideS, LonePOverS
@@ -45,6 +45,7 @@ ORDER_CODE = {
     "p_crossed": PCrossedCode(),
     "p_crossed_summed": PCrossedCode(),
 }
+WITH_SKIPPED_TILES = {"p_over_s": POverSCode(), "p_beside_s": SkippingBesideS()}
 WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 
@@ -52,6 +53,8 @@ def codes_of(cfg) -> dict:
     """Orders of the products by name, for the work tiles that a configuration has."""
     if cfg.schedule.one_query_tile:
         return one_query_tile.codes_of(cfg)
+    if cfg.skip_softmax:
+        return WITH_SKIPPED_TILES
     if cfg.own_parts:
         return own_parts.CODE
     if cfg.uneven:

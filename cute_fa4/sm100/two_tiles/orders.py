@@ -124,7 +124,7 @@ def may_add_up(problem: Problem) -> bool:
     That column is the last of a span of shared memory, so the next span may lie elsewhere. A log-sum-exp needs the sum
     of P before rounding to eight bits, and token scales multiply P, but not its sum.
     """
-    of_p = not (problem.write_lse or problem.token_scales)
+    of_p = not (problem.write_lse or problem.token_scales or problem.skip_softmax)
     return problem.is_quantized and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
 
 
@@ -148,7 +148,7 @@ def best_order(family: str, tiles: Tiles, lone_tiles: bool | None = None) -> str
     allowed = {
         "p_over_s": True,
         "p_beside_s": PBesideS().tmem(tiles).fits,
-        "p_crossed": problem.is_quantized and not lone,
+        "p_crossed": problem.is_quantized and not (lone or problem.skip_softmax),
     }
     return next(order for order in preference(family, problem) if allowed.get(order))
 

@@ -59,7 +59,7 @@ def add_pending(
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     if cutlass.const_expr(i == 0):
         mma.kv.wait_v(at_v)
-    multiply_pv(cfg, v, mma.tmem, events, at_v.slot.index, i, phase, accumulate)
+    multiply_pv(cfg, v, mma, at_v.slot.index, i, phase, accumulate)
     events.pv_done.commit(i)
     if n == 0:
         events.o_ready.commit(i)
@@ -71,7 +71,7 @@ def last_products(cfg, mma: MmaWarp, at_v, phases, accumulate) -> KVPosition:
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     kv.wait_v(at_v)
     for i in range(cfg.tiles.num_q):
-        multiply_pv(cfg, v, mma.tmem, events, at_v.slot.index, i, phases[i], accumulate)
+        multiply_pv(cfg, v, mma, at_v.slot.index, i, phases[i], accumulate)
         if i == cfg.tiles.num_q - 1:
             kv.release(at_v)
         events.pv_done.commit(i)
@@ -89,7 +89,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    mma = MmaWarp(smem, tmem, events, kv)
+    mma = MmaWarp(smem, tmem, events, kv, args.skip)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     phase = Int32(1)  # of S and P of the key tile before
@@ -135,3 +135,11 @@ class PBesideSCode(Order):
 
     def o_complete(self, events, i, phase):
         events.pv_done.wait(i, phase)
+
+
+@dataclass(frozen=True)
+class SkippingBesideS(PBesideSCode):
+    """Where key tiles may be skipped: then no MMA lies between p_ready and pv_done, and softmax waits for both."""
+
+    def may_write_factor(self, events, at, phase):
+        events.p_ready.wait(at, phase ^ 1)

@@ -81,7 +81,7 @@ def run(
                 if n > 0:
                     if cutlass.const_expr(i == 0):
                         kv.wait_v(at_v)
-                    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, n > 1)
+                    multiply_pv(cfg, v, mma, at_v.slot.index, i, phase, n > 1)
                     events.pv_done.commit(i)
             if n > 0:
                 kv.release(at_v)

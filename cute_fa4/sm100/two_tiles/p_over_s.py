@@ -42,7 +42,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    mma = MmaWarp(smem, tmem, events, kv)
+    mma = MmaWarp(smem, tmem, events, kv, args.skip)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at = kv.first()
     phase = Int32(0)  # of S0, S1 and P0 of this key tile; P1 of the one before has the other parity
@@ -53,7 +53,7 @@ def run(
         for n in cutlass.range(count, unroll=1):
             make_s(cfg, mma, at, ScoreTile(0, n, count, q_phase), wait=True)
             if pending:
-                multiply_pv(cfg, v, tmem, events, at.held_v, 1, phase ^ 1, accumulate_o1)
+                multiply_pv(cfg, v, mma, at.held_v, 1, phase ^ 1, accumulate_o1)
                 if n == 0:
                     events.o_ready.commit(1)
                 kv.release_v(at)
@@ -61,7 +61,7 @@ def run(
             kv.release(at)
             at = kv.advance_to_v(at)
             kv.wait_v(at)
-            multiply_pv(cfg, v, tmem, events, at.slot.index, 0, phase, n > 0)
+            multiply_pv(cfg, v, mma, at.slot.index, 0, phase, n > 0)
             if n == count - 1:
                 events.o_ready.commit(0)
             at = kv.advance_to_k(at)
@@ -73,7 +73,7 @@ def run(
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
         if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
-            multiply_pv(cfg, v, tmem, events, at.held_v, 1, phase ^ 1, accumulate_o1)
+            multiply_pv(cfg, v, mma, at.held_v, 1, phase ^ 1, accumulate_o1)
             kv.release_v(at)
             events.o_ready.commit(1)
             pending = cutlass.Boolean(False)

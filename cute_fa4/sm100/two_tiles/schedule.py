@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from ...scales import ROW
-from ..blueprint import tuning
+from ..blueprint import skipping, tuning
 from ..blueprint.bands import mask_fact
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.memory_maps import TmemMap, slots_that_fit
@@ -71,7 +71,9 @@ class TwoTiles(RowSchedule):
 
     family: ClassVar[str] = "mha2q"
     query_tiles: ClassVar[int] = 2
-    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES | Extra.BLOCK_LISTS
+    extras: ClassVar[Extra] = (
+        Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES | Extra.BLOCK_LISTS | Extra.SKIPPED_TILES
+    )
     values_apart: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = "use order='p_over_s'"
 
@@ -99,7 +101,7 @@ class TwoTiles(RowSchedule):
             pairs = emulated_pairs(self.family, problem, maximum, schedule.exponential, summed)
             schedule = replace(schedule, exp2_emulated=pairs)
         schedule = super(TwoTiles, schedule).resolved(problem)
-        if self.lone_tiles is None and problem.token_scales:
+        if self.lone_tiles is None and (problem.token_scales or problem.skip_softmax):
             schedule = replace(schedule, lone_tiles=False)
         open_order = schedule.order is None
         if open_order and not (self.contradictions(problem) + problem.contradictions()):
@@ -203,7 +205,7 @@ class TwoTiles(RowSchedule):
     def uneven(self, problem: Problem) -> bool:
         mask = problem.mask
         bounded = mask.is_band and (mask.has_upper_bound or mask.has_lower_bound)
-        apart = problem.split_keys or self.own_parts or self.one_query_tile
+        apart = problem.split_keys or self.own_parts or self.one_query_tile or problem.skip_softmax
         taken = not apart and self.order in ORDERS_OF_UNEVEN_TILES
         # Both softmax warpgroups release the scales of every key tile (roles/token_scales.py).
         return bounded and taken and not problem.token_scales
@@ -296,6 +298,7 @@ class TwoTiles(RowSchedule):
             )
         return (
             why
+            + skipping.of_schedule(problem, self)
             + self._own_parts_contradictions(problem)
             + self._one_query_tile_contradictions(problem)
         )
@@ -373,8 +376,9 @@ def keeps_references(problem: Problem) -> bool:
 
     Up to depth 128 P V waits for P (docs/decisions/0012). A mask without bands has no whole tiles, and a mask function
     may hide all of the first tile: its work tiles would be rerun. Listed tiles take turns with and without a mask.
+    Skipped tiles are compared with exact maxima.
     """
-    hides = problem.mask_mod is not None or problem.q_block
+    hides = problem.mask_mod is not None or problem.q_block or problem.skip_softmax
     return problem.mask.is_band and not hides and problem.qk_depth <= 128
 
 

@@ -10,6 +10,7 @@
     row_bias      1024                       row bias: another f32 for each softmax thread
     scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
     row_unit      0, or 1024                 where V has scales: the unit of O in each row
+    votes         0, or 64                   where key tiles may be skipped: of each softmax warp, of two key tiles
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
@@ -21,7 +22,13 @@ K and V share one ring instead of one each, so an odd slot is not wasted.
 from dataclasses import dataclass
 
 from ..blueprint.barriers import BarrierTable
-from ..blueprint.chip import F32_BYTES, MBARRIER_BYTES, SWIZZLE_BYTES, TMEM_ADDRESS_BYTES
+from ..blueprint.chip import (
+    F32_BYTES,
+    MBARRIER_BYTES,
+    SWIZZLE_BYTES,
+    TMEM_ADDRESS_BYTES,
+    WARP_SIZE,
+)
 from ..blueprint.entries import CHECKED_QUEUE_BYTES, WORK_QUEUE_BYTES
 from ..blueprint.memory_maps import Region, SmemMap, token_scales
 from ..blueprint.tiles import ROWS_PER_Q_TILE, Tiles
@@ -41,6 +48,7 @@ class TwoTilesSmem(SmemMap):
     row_bias: Region
     scales: Region
     row_unit: Region
+    votes: Region
     work_queue: Region
     mbarriers: Region
     tmem_address: Region
@@ -74,6 +82,7 @@ def smem_map(
         row_bias=(threads,),
         scales=(scales,),
         row_unit=(threads if "v" in tiles.problem.token_scales else 0,),
+        votes=(2, threads // WARP_SIZE if tiles.problem.skip_softmax else 0),
         work_queue=checked_bytes if "work_checked" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

@@ -51,7 +51,7 @@ def run(
                 make_s(cfg, mma, at, ScoreTile(0, n, count, q_phase), wait=True)
                 if pending:
                     before = phase ^ apart ^ 1
-                    multiply_pv(cfg, v, tmem, events, at.held_v, 1, before, accumulate_o1)
+                    multiply_pv(cfg, v, mma, at.held_v, 1, before, accumulate_o1)
                     if n == 0:
                         events.o_ready.commit(1)
                     kv.release_v(at)
@@ -59,7 +59,7 @@ def run(
                 kv.release(at)
                 at = kv.advance_to_v(at)
                 kv.wait_v(at)
-                multiply_pv(cfg, v, tmem, events, at.slot.index, 0, phase, n > 0)
+                multiply_pv(cfg, v, mma, at.slot.index, 0, phase, n > 0)
                 phase = phase ^ 1
                 if n == count - 1:
                     events.o_ready.commit(0)
@@ -70,7 +70,7 @@ def run(
         number = number + 1
         work = queue.next(cfg, args, number)
         if pending & ((work.tiles.count <= 0) | is_lone(cfg, work)):
-            multiply_pv(cfg, v, tmem, events, at.held_v, 1, phase ^ apart ^ 1, accumulate_o1)
+            multiply_pv(cfg, v, mma, at.held_v, 1, phase ^ apart ^ 1, accumulate_o1)
             kv.release_v(at)
             events.o_ready.commit(1)
             pending = cutlass.Boolean(False)

@@ -50,9 +50,9 @@ def add(
     is_last: cutlass.Constexpr = False,
 ):
     """Issue the pending product of a warpgroup; completes: whether that completes O. is_last: V is free after it."""
-    tmem, events = mma.tmem, mma.events
+    events = mma.events
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
-    multiply_pv(cfg, v, tmem, events, at_v.slot.index, warpgroup, phase, accumulate)
+    multiply_pv(cfg, v, mma, at_v.slot.index, warpgroup, phase, accumulate)
     if cutlass.const_expr(is_last):
         mma.kv.release(at_v)
     events.pv_done.commit(warpgroup)

@@ -47,7 +47,7 @@ def alone(
 
     pending: whether the product of the other warpgroup is pending, which completes its O
     """
-    tmem, events, kv = mma.tmem, mma.events, mma.kv
+    events, kv = mma.events, mma.kv
     v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     first, end = (tiles.count_of(0), tiles.count) if q_tile else (0, tiles.before(1))
     own, phase, phase_of_other = of_query_tile(turn, q_tile)
@@ -57,13 +57,13 @@ def alone(
         number = n - tiles.before(q_tile)
         if n > first:  # S lies over this P
             adds = accumulate if cutlass.const_expr(cfg.begins_late) else True
-            multiply_pv(cfg, v, tmem, events, at.held_v, own, phase ^ 1, adds)
+            multiply_pv(cfg, v, mma, at.held_v, own, phase ^ 1, adds)
             kv.release_v(at)
         count = tiles.count_of(q_tile)
         make_s(cfg, mma, at, ScoreTile(own, number, count, q_phase), wait=True)
         if (n == first) & pending:
             before = phase_of_other ^ 1
-            multiply_pv(cfg, v, tmem, events, at.held_v, other, before, accumulate)
+            multiply_pv(cfg, v, mma, at.held_v, other, before, accumulate)
             events.o_ready.commit(other)
             kv.release_v(at)
         kv.release(at)
@@ -113,7 +113,7 @@ def run(
                 make_s(cfg, mma, at, ScoreTile(leader, n - late, of_leader, q_phase), wait=True)
                 if pending:
                     before = phase_of_other ^ 1
-                    multiply_pv(cfg, v, tmem, events, at.held_v, other, before, accumulate)
+                    multiply_pv(cfg, v, mma, at.held_v, other, before, accumulate)
                     if n == 0:
                         events.o_ready.commit(other)
                     kv.release_v(at)
@@ -121,7 +121,7 @@ def run(
                 kv.release(at)
                 at = kv.advance_to_v(at)
                 kv.wait_v(at)
-                multiply_pv(cfg, v, tmem, events, at.slot.index, leader, phase, n > late)
+                multiply_pv(cfg, v, mma, at.slot.index, leader, phase, n > late)
                 if n == tiles.count - 1:
                     events.o_ready.commit(leader)
                 at = kv.advance_to_k(at)
@@ -139,7 +139,7 @@ def run(
         if pending & ((work.tiles.count <= 0) | is_lone_here(cfg, work)):
             before = turn.phase_of_other ^ 1
             other = 1 - turn.leader
-            multiply_pv(cfg, v, tmem, events, at.held_v, other, before, turn.accumulate)
+            multiply_pv(cfg, v, mma, at.held_v, other, before, turn.accumulate)
             kv.release_v(at)
             events.o_ready.commit(other)
             pending = cutlass.Boolean(False)

@@ -60,6 +60,8 @@ def check_tensors_of(q, k, v, options: Options) -> None:
         options.scales.said.of_keys or options.scales.said.of_blocks
     ):
         why = "with scales of tokens or of blocks"
+    elif options.rope is not None:
+        why = "with k_rope"
     elif q.shape[-1] > 192 or v.shape[-1] > 128:
         why = f"with head dims {q.shape[-1]} and {v.shape[-1]}, beyond 192 and 128"
     if why is not None:

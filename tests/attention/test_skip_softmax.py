@@ -258,6 +258,13 @@ def test_refusals_name_the_argument(options, error, message):
         flash_attn_func(*small(), **{"skip_softmax_threshold_scale_factor": 9.0} | options)
 
 
+def test_k_rope_is_refused():
+    q, k, v = small()
+    rope = k[..., 0, 64:].contiguous()
+    with pytest.raises(NotImplementedError, match="scale_factor: 9.0 with k_rope; accepted"):
+        flash_attn_func(q, k[..., :64], v, k_rope=rope, skip_softmax_threshold_scale_factor=9.0)
+
+
 def test_gradients_and_graphs():
     q, k, v = small()
     with pytest.raises(NotImplementedError, match="with skip_softmax_threshold_scale_factor"):

@@ -50,7 +50,7 @@ def gradients_of_aux(
             )
             for _, element, shared in config.summed
         ]
-        function, stats = function_for(config, target), call.new_stats()
+        function, stats = function_for(config, target), call.new_stats(config)
         tile_lists = call.tile_lists(of_queries_alone=True)
         ctas = call.tiles * call.batch * call.attended.q.shape[-2]
         at_once = max(1, LINES // (4 * sum(part.numbers for part in parts)))

@@ -142,7 +142,7 @@ def gradients(
     target = target_of(attended.q.device)
     of_call = call.attended, scores, dlse is not None, target.arch
     config = config_of(*of_call, accumulate=dq.dtype is torch.float32)
-    stats = call.new_stats()
+    stats = call.new_stats(config)
     with launching_on(attended.q.device):
         results = tuple(map(with_plain_strides, in_memory))
         function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
@@ -244,11 +244,13 @@ class Launch(NamedTuple):
             )
         return rows_q, rows_k, first
 
-    def new_stats(self) -> torch.Tensor:
+    def new_stats(self, config: BackwardConfig) -> torch.Tensor:
         q, ragged = self.attended.q, not self.attended.is_dense
         tiles = q.shape[0] // ROWS + self.batch if ragged else self.batch * self.tiles
         new = torch.zeros if ragged and self.scores.sink is not None else torch.empty
-        return new((q.shape[-2], tiles, STATS), dtype=torch.float32, device=q.device)
+        return new(
+            (q.shape[-2], tiles, config.numbers_of_tile), dtype=torch.float32, device=q.device
+        )
 
     def tile_lists(self, of_queries_alone: bool = False) -> tuple | None:
         """Counts and entries of tiles for the owner of queries, then for that of keys; None: the call has no lists."""
@@ -315,9 +317,9 @@ def _steps(tensor: torch.Tensor) -> torch.Tensor:
 def _of_sinks(stats: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """A sink is a score whose value is zero: the sum over rows of -exp(sink - lse) delta, in its own order.
 
-    stats: (heads, tiles, [log-sum-exps in powers of two, deltas]), as sm100/backward/delta.py writes them.
+    stats: (heads, tiles, [log-sum-exps in powers of two, deltas, ...]), as sm100/backward/delta.py writes them.
     """
-    lse, delta = stats.unflatten(-1, (2, ROWS)).unbind(-2)
+    lse, delta = stats[..., :STATS].unflatten(-1, (2, ROWS)).unbind(-2)
     weight = torch.exp2(sink.float()[:, None, None] * math.log2(math.e) - lse)
     return -torch.where(delta == 0, 0.0, weight * delta).sum((1, 2)).to(sink.dtype)
 

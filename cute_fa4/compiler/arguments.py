@@ -305,7 +305,7 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
         do=values(queries, config.depth_v),
         dlse=_fake("f32", (*of_batch, heads_q, rows_q)) if config.dlse else None,
         written=written,
-        stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), 256)),
+        stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), config.numbers_of_tile)),
         softmax_scale=Float32(1.0),
         mask_sizes=_mask_sizes(config),
         aux=_aux(config),

@@ -2,12 +2,13 @@
 
     barrier        means
     own_full       an own tile has arrived: Q, dO or K, V
+    own_moved      own tile 0 is in tensor memory, where it moves there
     other_full     a tile of the ring has arrived; where keys are owned, the first brings L and delta of its queries
-    other_empty    the products that read the tile have completed
+    other_empty    the products that read the tile have completed, and with them what reads dS
     s_ready        S is in tensor memory
     s_read         S has been read, and where keys are owned P is written over it
     dp_ready       dP is in tensor memory
-    ds_ready       dS is written over dP
+    ds_ready       dP has been read, and dS is written
     done           the sums are complete
 
 Roles: compute, warps 0 to 7 (two warpgroups with half of the columns each); mma, warp 8; load, warp 9.
@@ -28,11 +29,14 @@ COMPUTE_THREADS = WARP_SIZE * len(COMPUTE)
 THREADS = WARP_SIZE * (LOAD + 1)
 PAIR = "pair"  # the tiles of an owner
 RING = "ring"  # the slots of tile 0, then those of tile 1
-S, DP = "s", "dp"  # the places of S, and of dP
+S = "s"  # the places of S
 
 
-def table(stores_p: bool, own: int, slots: int, places: tuple[int, int]) -> BarrierTable:
-    """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; places: of S, of dP."""
+def table(stores_p: bool, own: int, slots: int, places: int, moves: tuple) -> BarrierTable:
+    """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; places: of S.
+
+    moves: whether own tile 0 moves to tensor memory, and whether dS has columns of its own
+    """
     load, mma, compute = (
         announced_bytes("load"),
         commit_by("mma"),
@@ -40,14 +44,19 @@ def table(stores_p: bool, own: int, slots: int, places: tuple[int, int]) -> Barr
     )
     once = "once"
     read = "P is written over S" if stores_p else "S has been read"
+    moved = Barrier("own_moved", CTA, (compute,), "mma", "own tile 0 is in its columns", once)
+    own_moves, ds_apart = moves
+    waiters = "mma, compute" if own_moves else "mma"
+    until_read = "load, compute" if ds_apart else "load"
     rows = (
-        Barrier("own_full", PAIR, (load,), "mma", "an own tile is ready", once),
+        Barrier("own_full", PAIR, (load,), waiters, "an own tile is ready", once),
+        *([moved] if own_moves else []),
         Barrier("other_full", RING, (load,), "mma, compute", "a tile is ready", "other_empty"),
-        Barrier("other_empty", RING, (mma,), "load", "a tile's MMAs are done", "other_full"),
+        Barrier("other_empty", RING, (mma,), until_read, "a tile's MMAs are done", "other_full"),
         Barrier("s_ready", S, (mma,), "compute", "S is ready", "s_read"),
         Barrier("s_read", S, (compute,), "mma", read, "s_ready"),
-        Barrier("dp_ready", DP, (mma,), "compute", "dP is ready", "ds_ready"),
-        Barrier("ds_ready", DP, (compute,), "mma", "dS is written over dP", "dp_ready"),
+        Barrier("dp_ready", CTA, (mma,), "compute", "dP is ready", "ds_ready"),
+        Barrier("ds_ready", CTA, (compute,), "mma", "dS is written", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )
-    return BarrierTable(rows, {PAIR: own, RING: slots, S: places[0], DP: places[1], CTA: 1})
+    return BarrierTable(rows, {PAIR: own, RING: slots, S: places, CTA: 1})

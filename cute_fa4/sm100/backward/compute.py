@@ -1,9 +1,10 @@
 """Compute warps: P = 2^(c S - L) and dS = P (dP - delta), then the results: two warpgroups with 64 columns each.
 
 A thread has a row of the own side, and half of the columns of the other side. Where queries are owned, its row has one
-L and one delta; where keys are owned, every column has its own, in shared memory. P stays in registers until dP comes.
+L and one delta; where keys are owned, every column has its own: the MMAs have subtracted them (subtracted.py), or they
+are in shared memory. P stays in registers until dP comes.
 
-    keys are owned       S -> P over S -> s_read      dP -> dS over dP -> ds_ready
+    keys are owned       S -> P over S -> s_read      dP -> dS -> ds_ready
     queries are owned    S -> s_read                  the same
 
 The softmax scale is not in dS: dQ and dK are multiplied by it once, when they are stored. The derivative of a
@@ -17,9 +18,9 @@ from cutlass import Float32, Int32
 from ..instructions import tensor_memory
 from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
-from . import store, weights
+from . import own_tile, store, weights
 from .config import ROWS
-from .operands import OwnerArgs, place_of_dp, place_of_s
+from .operands import OwnerArgs, place_of_s
 from .work import Place, Work, bands_of, moved, row_in_line
 
 BATCH = 32  # columns in registers at a time, in addition to P
@@ -71,7 +72,7 @@ def tile(
 ):
     """One tile of scores. thread: a Thread; at: (slot, turn, place); cut: what is_cut says."""
     slot, n, place = at
-    if cutlass.const_expr(owner.owns_keys):
+    if cutlass.const_expr(owner.owns_keys and not owner.subtracts):
         cta.other_full.wait(slot.index, slot.phase)
     s = place_of_s(owner, n)
     cta.s_ready.wait(s.index, s.phase)
@@ -82,13 +83,18 @@ def tile(
     tensor_memory.fence_before()
     cta.s_read.arrive(s.index)
     if cutlass.const_expr(owner.has_dp):
-        dp = place_of_dp(owner, n)
-        cta.dp_ready.wait(dp.index, dp.phase)
+        cta.dp_ready.wait(0, n & 1)
         tensor_memory.fence_after()
-        make_ds(owner, cta, thread, at, dp, p)
+        ds = make_ds(owner, cta, thread, slot, place, p)
+        if cutlass.const_expr(owner.ds_apart):
+            if n > 0:
+                before = slot.previous(owner.slots[0])
+                cta.other_empty.wait(before.index, before.phase)  # the sum has read the dS before
+                tensor_memory.fence_after()
+        tensor_memory.store(written_at(owner, thread, owner.ds_place), ds)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-        cta.ds_ready.arrive(dp.index)
+        cta.ds_ready.arrive(0)
 
 
 def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
@@ -98,16 +104,14 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
     """
     slot, of_s, place = at
     lanes, kept, words = thread.lanes + of_s.index * owner.other_rows, [], []
-    s, to = lanes + owner.s_column, lanes + owner.p_column
-    if owner.shares:
-        to = to - thread.column // owner.columns * (owner.columns - owner.p_columns)
+    s = lanes + owner.s_column
     first, bands = place.tile * owner.other_rows + thread.column, []
     if cut:
         ends = bands_of(cfg, owner, args.sizes, work.sequence, work.row + thread.row)
         bands = [(moved(lo, -first), moved(hi, -first)) for lo, hi in ends]
     for column, scores in tensor_memory.load_batches(s, owner.columns, BATCH):
-        lse = [thread.lse] * BATCH
-        if owner.owns_keys:
+        lse = [None if owner.subtracts else thread.lse] * BATCH
+        if owner.owns_keys and not owner.subtracts:
             lse = numbers(owner, cta, slot, row_in_line(owner, place, thread.column + column))
         places = [None] * BATCH
         if cfg.has_functions:
@@ -121,29 +125,41 @@ def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut:
         words += row_math.pack(p, owner.dtype)
         kept += of_ds
     if 1 in owner.results:
+        to = written_at(owner, thread, owner.p_place) + of_s.index * owner.other_rows
         tensor_memory.store(to, words)
     return kept
 
 
-def make_ds(owner, cta, thread, at: tuple, of_dp: Slot, p: list):
-    """dS without the scale, stored over dP. at: (slot, turn, place); of_dp: its place; p: as make_p returns it."""
-    slot, _, place = at
-    ds, to = [], thread.lanes + owner.dp_column + of_dp.index * owner.other_rows
-    for column, dp in tensor_memory.load_batches(to, owner.columns, BATCH):
+def written_at(owner, thread, place: tuple[int, int]):
+    """Where the thread's warpgroup writes P or dS. place: Owner.p_place or ds_place."""
+    first, apart = place
+    return thread.first_lane + first + thread.column // owner.columns * apart
+
+
+def make_ds(owner, cta, thread, slot: Slot, place: Place, p: list) -> list:
+    """dS without the scale, rounded, two in a word. p: as make_p returns it."""
+    ds, of_dp = [], thread.lanes + owner.dp_column
+    for column, dp in tensor_memory.load_batches(of_dp, owner.columns, BATCH):
+        part = p[column : column + BATCH]
+        if owner.subtracts:
+            ds += [x * y for x, y in zip(part, dp, strict=True)]
+            continue
         delta = [thread.delta] * BATCH
         if owner.owns_keys:
             delta = numbers(
                 owner, cta, slot, ROWS + row_in_line(owner, place, thread.column + column)
             )
-        part = p[column : column + BATCH]
         ds += [x * (y - z) for x, y, z in zip(part, dp, delta, strict=True)]
-    tensor_memory.store(to, row_math.pack(ds, owner.dtype))
+    return row_math.pack(ds, owner.dtype)
 
 
 @cute.jit
 def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, thread, work: Work):
     """Every tile of a CTA, and its results."""
     slot, place = Slot(Int32(0), Int32(0)), Place.of(work)
+    if cutlass.const_expr(owner.own_moves):
+        if work.count > 0:
+            own_tile.move(owner, cta, thread)
     for n in cutlass.range(work.count, unroll=1):
         at = (slot, n, place)
         if is_cut(cfg, owner, args, work, place):

@@ -9,7 +9,8 @@
 Both have the same roles, so one set of files serves both. P and dS in tensor memory are operand A of the second
 products; no tile is ever transposed or staged. Tensor memory, and what takes less of it beyond head dim 128 of q and k:
 
-    columns 0 ... 511          | S           | dP, dS over dP | next dP | dQ, 128       |
+    columns 0 ... 511          | S           | dP | dS, 64 | dQ, 128 | Q, 64            |
+    dK, dV of 64 columns       | S, P over S | dP | dS, 64 | dK, 64 | dV, 64 | K, 32    |
     dK, dV of 128 columns      | S, P over S | dP, dS over dP | dK, 128 | dV, 128       |
     dQ of 192 columns          | S           | dP, dS over dP | dQ, 192                 |
     dK of 192 and dV of 128    | S, then dP, then dS | P, 64  | dK, 192       | dV, 128 |
@@ -17,8 +18,8 @@ products; no tile is ever transposed or staged. Tensor memory, and what takes le
 Larger head dims are wide: a tile of each of Q, K, V and dO would take more shared memory than there is, and dK and dV
 all tensor memory. Tiles of the other side have 64 rows there, and dK and dV a kernel each:
 
-    dQ or dK of 256            | S, 64 | dP, dS over dP, 64 | dQ or dK, 256 |
-    dV of 256                  | S, P over S, 64 | next S, 64 | dV, 256 |
+    dQ or dK of 256            | S, 64 | dP, dS over dP, 64 | dQ or dK, 256 | Q or K, 128 |
+    dV of 256                  | S, P over S, 64 | next S, 64 | dV, 256 | K, 128 |
 """
 
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ from ..blueprint.memory_maps import Region, SmemMap
 from ..blueprint.score_mods import ScoreMod
 from ..traced.shared import DISTANCES, sharing
 from ..traced.trace import Element
-from . import barriers
+from . import barriers, subtracted
 from .barriers import COMPUTE
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
@@ -51,10 +52,11 @@ STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2,
 MOST_DEPTH = 256
 # Head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores.
 NARROW = 192, 128
-# Slots of tile 0 and of tile 1. With two dP, both tiles of the next turn are read while dS and tile 0 of this one are;
-# with two S, tile 0 of the next turn is read while L of this one is.
+# Slots of tile 0 and of tile 1. With dS apart, both tiles of the next turn are read while dS and tile 0 of this one
+# are; with two S, tile 0 of the next turn is read while L of this one is.
 RINGS = (3, 2), (2, 2), (2, 1), (1, 1)
 LANES = 32  # rows of a warp
+EMULATED = 16  # pairs of 64 whose exponentials the FMA units compute, up to head dim 64
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 
 
@@ -62,12 +64,14 @@ GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 class BackwardSmem(SmemMap):
     """own: two tiles, overwritten by results at the end; ring: slots of tile 0, of tile 1; stats: those of tile 0.
 
+    ones: constant operand of the MMAs that subtract L and delta (subtracted.py)
     distances: sums of the warps over equal distances, two buffers
     """
 
     own: Region
     ring: Region
     stats: Region
+    ones: Region
     distances: Region
     mbarriers: Region
     tmem_address: Region
@@ -81,6 +85,7 @@ class Owner:
     depths  of the two tiles of an owner or of a slot, padded to whole chunks: Q and K, dO and V
     tables  how many sums over distances it has (sums.py)
     only    the one result that it has, where each has a kernel of its own; None: all
+    plain   whether no score_mod is between S and P
     """
 
     name: str
@@ -88,6 +93,7 @@ class Owner:
     depths: tuple[int, int]
     tables: int = 0
     only: int | None = None
+    plain: bool = True
 
     @property
     def owns_keys(self) -> bool:
@@ -163,8 +169,15 @@ class Owner:
         return 1 if self.has_dp else 2
 
     @property
+    def subtracts(self) -> bool:
+        """Whether MMAs make S - L / c and dP - delta (subtracted.py): score_mod needs S; wide tiles leave no room."""
+        return self.owns_keys and self.plain and not self.is_wide
+
+    @property
     def stats(self) -> int:
-        """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128."""
+        """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128, or parts of both."""
+        if self.subtracts:
+            return subtracted.NUMBERS
         return STATS if self.has_dp else ROWS
 
     @property
@@ -173,33 +186,58 @@ class Owner:
         return 2 * self.other_rows + self.result_columns > TMEM_COLUMNS
 
     @property
-    def dp_buffers(self) -> int:
-        """How many dP fit into tensor memory: with two, the next one is made before dS takes the place of this one."""
-        columns = self.result_columns
-        if self.is_wide:
-            return int(self.has_dp)
-        return 2 if columns and 3 * ROWS + columns <= TMEM_COLUMNS else 1
+    def ds_apart(self) -> bool:
+        """Whether dS has columns of its own: the next dP is then made before the sum that reads dS.
+
+        Beyond head dim 128 of q and k, the other tile of dP has one slot: it would come late, and the sum would wait.
+        """
+        columns = 2 * self.other_rows + 2 * self.p_columns + self.result_columns
+        return bool(self.results) and self.depths[0] <= ROWS and columns <= TMEM_COLUMNS
 
     @property
-    def p_column(self) -> int:
-        return ROWS if self.shares else self.s_column
+    def own_moves(self) -> bool:
+        """Whether own tile 0 moves to tensor memory, as operand A of S: MMAs read less of shared memory."""
+        room = TMEM_COLUMNS - self._columns_before_own
+        return bool(self.results) and elements_in(self.dtype, 4 * room) >= self.depths[0]
+
+    @property
+    def own_column(self) -> int:
+        return self._columns_before_own
+
+    @property
+    def p_place(self) -> tuple[int, int]:
+        """First tensor-memory column of P, and how far those of the second warpgroup are from those of the first."""
+        return (ROWS, self.p_columns) if self.shares else (self.s_column, self.columns)
 
     @property
     def dp_column(self) -> int:
         return self.s_column if self.shares else self.other_rows
 
+    @property
+    def ds_place(self) -> tuple[int, int]:
+        """As p_place, of dS."""
+        if self.ds_apart:
+            return 2 * self.other_rows, self.p_columns
+        return self.dp_column, self.columns
+
     def result_column(self, result: int) -> int:
         """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
-        of_scores = (self.s_buffers + self.dp_buffers) * self.other_rows
+        of_scores = 2 * self.other_rows + 2 * self.p_columns * self.ds_apart
         if self.shares:
             of_scores = ROWS + 2 * self.p_columns
         return of_scores + sum(self.depths[i] for i in self.results if i < result)
 
     @property
+    def _columns_before_own(self) -> int:
+        if not self.results:
+            return 2 * ROWS
+        return self.result_column(self.results[-1]) + self.depths[self.results[-1]]
+
+    @property
     def tmem_columns(self) -> int:
-        used = 2 * ROWS
-        if self.results:
-            used = self.result_column(self.results[-1]) + self.depths[self.results[-1]]
+        used = self._columns_before_own
+        if self.own_moves:
+            used += self.depths[0] // elements_in(self.dtype, 4)
         return 1 << (used - 1).bit_length()
 
     @property
@@ -207,8 +245,8 @@ class Owner:
         return self._barriers(self.slots)
 
     def _barriers(self, slots: tuple[int, int]) -> BarrierTable:
-        places = self.s_buffers, self.dp_buffers
-        return barriers.table(1 in self.results, len(self.own_tiles), sum(slots), places)
+        counts = len(self.own_tiles), sum(slots), self.s_buffers
+        return barriers.table(1 in self.results, *counts, (self.own_moves, self.ds_apart))
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -218,7 +256,7 @@ class Owner:
         >>> config.owner("keys").slots, BackwardConfig("bf16", 128, 128).owner("queries").slots
         ((2, 1), (3, 2))
         """
-        rings = RINGS if 2 in (self.s_buffers, self.dp_buffers) else RINGS[1:]
+        rings = RINGS if self.ds_apart or self.s_buffers == 2 else RINGS[1:]
         fitting = (x for x in rings if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
         return next(fitting, RINGS[-1])
 
@@ -236,6 +274,7 @@ class Owner:
             own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
             ring=ring,
             stats=slots[0] * self.stats * F32_BYTES * self.owns_keys,
+            ones=subtracted.ONES_BYTES * self.subtracts,
             distances=2 * self.tables * len(COMPUTE) * self.span * F32_BYTES,
             mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,
@@ -322,6 +361,15 @@ class BackwardConfig:
         ]
 
     @property
+    def exp2_emulated(self) -> int:
+        """How many of 64 pairs of exponentials the FMA units compute: some, where these and not products are the bound.
+
+        Not in fp16, which rounds P less than their polynomial does.
+        """
+        narrow = max(self.depth, self.depth_v) <= GRANULE
+        return EMULATED if narrow and self.dtype == BF16.name else 0
+
+    @property
     def has_functions(self) -> bool:
         return self.score_mod is not None or self.mask_mod is not None
 
@@ -338,7 +386,13 @@ class BackwardConfig:
         """
         depths = align_up(self.depth, GRANULE), align_up(self.depth_v, GRANULE)
         tables = sum(shared == DISTANCES for *_, shared in self.summed)
-        return Owner(name, self.dtype, depths, tables)
+        return Owner(name, self.dtype, depths, tables, plain=self.score_mod is None)
+
+    @property
+    def numbers_of_tile(self) -> int:
+        """Float32 of 128 queries of a head in memory: L, delta and, where the owner of keys wants them, their parts."""
+        with_parts = self.owner("keys").subtracts and not self.wanted
+        return STATS + subtracted.NUMBERS * with_parts
 
     @property
     def grad_dtype(self) -> str:

@@ -5,9 +5,10 @@
 dL, the gradient of the log-sum-exp itself, is 0 unless a call has used it.
 
 Sixteen lanes process a row, eight columns each at a time: a warp reads two rows of 256 bytes at a time. The output for
-a tile of 128 queries is a contiguous 1 KiB: 128 log-sum-exps times log2(e), then 128 deltas. The other kernels load it
-with one bulk copy and need no bound on the queries: where there is no query, or one that sees no key, the log-sum-exp
-is +inf, and P = 2^(c S - inf) is 0 for any S.
+a tile of 128 queries is a contiguous 1 KiB: 128 log-sum-exps times log2(e), then 128 deltas. Where MMAs subtract both
+(subtracted.py), 4 KiB of their parts follow. The other kernels load either with one bulk copy and need no bound on the
+queries: where there is no query, or one that sees no key, the log-sum-exp is +inf, and P = 2^(c S - inf) is 0 for any
+S.
 
 Delta has a separate kernel because the owner of keys would otherwise compute it for each of its query tiles. It would
 then load O for each tile, and its mainloop would load half as many bytes again.
@@ -17,8 +18,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...layouts.scalars import choose
 from ..steps.row_math import LOG2_E
-from .config import ROWS
+from . import subtracted
+from .config import ROWS, STATS
 from .work import Sizes, sequence_of, tiles_of
 
 THREADS = 128
@@ -62,9 +65,10 @@ def run(
     do: cute.Tensor,
     lses: tuple,
     stats: cute.Tensor,
+    scale_log2: Float32,
     sizes: Sizes,
 ):
-    """One tile of queries of a head. lses: the log-sum-exp and its gradient, or None."""
+    """One tile of queries of a head. lses: the log-sum-exp and its gradient, or None; scale_log2: scale log2(e)."""
     lse, dlse = lses
     block, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
@@ -97,3 +101,7 @@ def run(
                 line = stats[head, sequence.stats_tile + tile, None]
                 line[row] = power
                 line[ROWS + row] = total - less
+                if cutlass.const_expr(cfg.numbers_of_tile > STATS):
+                    parts = cute.domain_offset((STATS,), line)
+                    far = choose(power == Float32.inf, Float32(subtracted.FAR), -power / scale_log2)
+                    subtracted.store(parts, row, far, less - total)

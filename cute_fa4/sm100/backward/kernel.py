@@ -26,7 +26,7 @@ from cutlass import Float32, Int32, Int64
 from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
-from . import compute, delta, dv_alone, load, one_place, operands, products, sums
+from . import compute, delta, dv_alone, load, one_place, operands, products, subtracted, sums
 from .barriers import COMPUTE, LOAD, MMA, THREADS
 from .config import ROWS, STATS, BackwardConfig
 from .listed import TileLists
@@ -44,6 +44,7 @@ class CTA:
     ring_address: Int32
     stats_address: Int32
     stats: cute.Tensor  # the same as float32
+    ones_address: Int32
     distances: cute.Tensor  # float32 of the sums over distances
     own_full: Event
     other_full: Event
@@ -53,6 +54,7 @@ class CTA:
     dp_ready: Event
     ds_ready: Event
     done: Event
+    own_moved: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def cta_of(owner, base) -> CTA:
         ring_address=base.toint() + smem.ring.offset,
         stats_address=base.toint() + smem.stats.offset,
         stats=cute.make_tensor(stats, cute.make_layout(STATS)),
+        ones_address=base.toint() + smem.ones.offset,
         distances=cute.make_tensor(distances, cute.make_layout(max(1, smem.distances.nbytes // 4))),
         **events,
     )
@@ -182,7 +185,7 @@ class BackwardKernel:
         k, v        (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth); v with depth_v
         lse         (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm; dlse: its gradient
         written     what launch_owners writes
-        stats       (heads, tiles, 256) f32, written and read here; tiles: work.stats_tiles
+        stats       (heads, tiles, cfg.numbers_of_tile) f32, written and read here; tiles: work.stats_tiles
         mask_sizes  of the mask
         aux         tensors that score_mod and mask_mod read
         lengths     packed: (longest sequence of queries, of keys, or more, offsets of queries, of keys); offsets:
@@ -194,11 +197,11 @@ class BackwardKernel:
         self.deltas.set_name_prefix(
             f"cute_fa4_deltas_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
-        self.deltas(o, do, (lse, dlse), stats, sizes).launch(
+        scales = softmax_scale, softmax_scale * LOG2_E
+        self.deltas(o, do, (lse, dlse), stats, scales[1], sizes).launch(
             grid=[sizes.tiles_of_queries, 1, 1], block=[delta.THREADS, 1, 1], stream=stream
         )
         aux = () if cutlass.const_expr(aux is None) else aux
-        scales = softmax_scale, softmax_scale * LOG2_E
         given = Given((q, do), (k, v), (stats, sizes, aux, *scales), lists)
         self.launch_owners(given, written, stream)
 
@@ -243,9 +246,10 @@ class BackwardKernel:
         do: cute.Tensor,
         lses: tuple,
         stats: cute.Tensor,
+        scale_log2: Float32,
         sizes: Sizes,
     ):
-        delta.run(self.cfg, o, do, lses, stats, sizes)
+        delta.run(self.cfg, o, do, lses, stats, scale_log2, sizes)
 
     @cute.kernel
     def dq(self, args: OwnerArgs):
@@ -278,6 +282,11 @@ class BackwardKernel:
         if warp == LOAD:
             counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
             initialise(cta.own_full.mbarriers, counts)
+        if cutlass.const_expr(owner.subtracts):
+            ones = cute.recast_ptr(base + smem.ones.offset, dtype=Int32)
+            words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
+            subtracted.write_ones(words, cute.arch.thread_idx()[0], THREADS)
+            cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.barrier(barrier_id=SET_UP, number_of_threads=THREADS)
         tmem = cute.make_tensor(address, cute.make_layout(1))[0]
         if cutlass.const_expr(args.first is not None):

@@ -24,7 +24,7 @@ from ...tma.tensor_maps import (
     row_space,
 )
 from ..sync.pipelines import Slot
-from .config import GRANULE, ROWS
+from .config import GRANULE, ROWS, STATS
 from .listed import TileLists
 from .work import Sequence, Sizes
 
@@ -36,7 +36,7 @@ class OwnerArgs:
     own: tuple[TMAOperand, TMAOperand]
     others: tuple[TMAOperand, TMAOperand]
     results: tuple[TMAOperand, ...]  # of Owner.results
-    stats: cute.Tensor  # (heads_q, tiles, STATS) f32, as delta.py writes it
+    stats: cute.Tensor  # (heads_q, tiles, cfg.numbers_of_tile) f32, as delta.py writes it
     sizes: Sizes
     aux: tuple  # tensors for score_mod and mask_mod
     scale: Float32  # softmax scale
@@ -111,21 +111,13 @@ def ring_address(owner, cta, slots: tuple, i: int):
 
 def place_of_s(owner, n) -> Slot:
     """Where the S of turn n is."""
-    return _place(owner.s_buffers, n)
-
-
-def place_of_dp(owner, n) -> Slot:
-    """Where the dP of turn n is."""
-    return _place(owner.dp_buffers, n)
-
-
-def _place(buffers: int, n) -> Slot:
-    return Slot(n & 1, (n >> 1) & 1) if buffers == 2 else Slot(Int32(0), n & 1)
+    return Slot(n & 1, (n >> 1) & 1) if owner.s_buffers == 2 else Slot(Int32(0), n & 1)
 
 
 def load_stats(owner, stats: cute.Tensor, head, tile, address, mbarrier):
-    """Copy L and delta of a tile of queries, or L alone. PTX ISA, "cp.async.bulk"."""
+    """Copy L and delta of a tile of queries, L alone, or the parts of both. PTX ISA, "cp.async.bulk"."""
     line = stats[head, tile, None]
+    first = line.iterator + (STATS if owner.subtracts else 0)
     text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
     text += "@leader_thread cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
     text += f"[$0], [$1], {owner.stats * 4}, [$2];\n}}"
@@ -133,7 +125,7 @@ def load_stats(owner, stats: cute.Tensor, head, tile, address, mbarrier):
         None,
         [
             Int32(address).ir_value(),
-            line.iterator.toint().ir_value(),
+            first.toint().ir_value(),
             Int32(mbarrier.toint()).ir_value(),
         ],
         text,

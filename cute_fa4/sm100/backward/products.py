@@ -6,8 +6,10 @@
 While the compute warps make dS[n], the tensor core makes S[n+1]; while they make P[n+1], it adds dS[n] Q and makes
 dP[n+1]. S[n+1] overwrites P[n] after the product that reads it, and dP[n+1] overwrites dS[n]: MMAs run in order.
 
-Where a second dP fits (Owner.dp_buffers), it does not wait for dS[n]: dP[n+1] follows S[n+1], and takes the place of
-dS[n-1], which has been read.
+Where dS has columns of its own (Owner.ds_apart), dP[n+1] is made before the sum that reads dS[n]. So it is there when
+the compute warps have made P[n+1].
+
+Own tile 0 is operand A of S, in tensor memory where there is room (Owner.own_moves; own_tile.py).
 """
 
 import cutlass
@@ -15,14 +17,15 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.umma_descriptors import InstructionDescriptor
+from ..blueprint.chip import F32_BYTES
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
+from . import subtracted
 from .config import ROWS
 from .operands import (
     OwnerArgs,
     first_slots,
     next_slots,
-    place_of_dp,
     place_of_s,
     ring_address,
     ring_index,
@@ -32,18 +35,24 @@ from .work import Work
 STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
 
 
-def multiply(owner, cta, tmem, slots: tuple, i: int):
-    """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring; both are ready."""
+def multiply(owner, cta, tmem, slots: tuple, i: int, to):
+    """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring, into columns from `to` on; both are ready."""
     tile, of_ring, offset = owner.own_tiles[i], owner.tiles[i], i * owner.own_tiles[0].nbytes
     own, high, steps = mma_tile(tile, cta.own_address + offset, tile.num_steps)
     ring = ring_address(owner, cta, slots, i)
     other, other_high, other_steps = mma_tile(of_ring, ring, of_ring.num_steps)
     computes = InstructionDescriptor(ROWS, owner.other_rows, owner.dtype, owner.dtype)
-    column = owner.dp_column if i else owner.s_column
-    pairs = list(zip(steps, other_steps, strict=True))
-    tensor_core.mma_ss(
-        tmem + column, own, other, pairs, computes, high, other_high, accumulate=False
-    )
+    if i == 0 and owner.own_moves:
+        columns = range(0, STEP_COLUMNS * tile.num_steps, STEP_COLUMNS)
+        pairs = list(zip(columns, other_steps, strict=True))
+        own = tmem + owner.own_column
+        tensor_core.mma_ts(to, own, other, pairs, computes, other_high, accumulate=False)
+    else:
+        pairs = list(zip(steps, other_steps, strict=True))
+        tensor_core.mma_ss(to, own, other, pairs, computes, high, other_high, accumulate=False)
+    if owner.subtracts:
+        parts = cta.stats_address + slots[0].index * (owner.stats * F32_BYTES)
+        subtracted.subtract(owner, to, cta.ones_address, parts, of_dp=i == 1)
 
 
 def add(owner, cta, tmem, slots: tuple, result: int, n):
@@ -51,9 +60,9 @@ def add(owner, cta, tmem, slots: tuple, result: int, n):
     tile = owner.summed_tiles[result]
     ring = ring_address(owner, cta, slots, result)
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
-    place = (place_of_s if result else place_of_dp)(owner, n).index * owner.other_rows
-    first = (owner.p_column if result else owner.dp_column) + place
-    apart = owner.p_columns if result and owner.shares else owner.columns
+    first, apart = owner.p_place if result else owner.ds_place
+    if result:
+        first = first + place_of_s(owner, n).index * owner.other_rows
     columns = columns_of_steps(owner.p_columns, apart)
     steps = list(zip(columns, offsets, strict=True))
     computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
@@ -77,15 +86,20 @@ def columns_of_steps(columns: int, apart: int) -> list[int]:
 def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Constexpr, n: Int32):
     """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads, except where dV is alone."""
     if n == 0:
-        cta.own_full.wait(i, 0)
-    place = place_of_dp(owner, n) if cutlass.const_expr(i == 1) else place_of_s(owner, n)
-    tmem = tmem + place.index * owner.other_rows
+        if cutlass.const_expr(i == 0 and owner.own_moves):
+            cta.own_moved.wait(0, 0)
+            tensor_memory.fence_after()
+        else:
+            cta.own_full.wait(i, 0)
     cta.other_full.wait(ring_index(owner, slots, i), slots[i].phase)
-    multiply(owner, cta, tmem, slots, i)
     if cutlass.const_expr(i == 1):
-        cta.dp_ready.commit(place.index)
-    elif cutlass.const_expr(owner.results):
-        cta.s_ready.commit(place.index)
+        multiply(owner, cta, tmem, slots, i, tmem + owner.dp_column)
+        cta.dp_ready.commit(0)
+    else:
+        place = place_of_s(owner, n).index
+        multiply(owner, cta, tmem, slots, i, tmem + (owner.s_column + place * owner.other_rows))
+        if cutlass.const_expr(owner.results):
+            cta.s_ready.commit(place)
     if cutlass.const_expr(i not in owner.results and owner.has_dp):
         cta.other_empty.commit(ring_index(owner, slots, i))
 
@@ -112,13 +126,13 @@ def run(
                 add(owner, cta, tmem, slots, 1, n)
             if n + 1 < count:
                 make(owner, cta, tmem, following, 0, n + 1)
-                if cutlass.const_expr(owner.dp_buffers == 2):
-                    make(owner, cta, tmem, following, 1, n + 1)
-            place = place_of_dp(owner, n)
-            cta.ds_ready.wait(place.index, place.phase)
+            cta.ds_ready.wait(0, n & 1)
             tensor_memory.fence_after()
+            if cutlass.const_expr(owner.ds_apart):
+                if n + 1 < count:
+                    make(owner, cta, tmem, following, 1, n + 1)
             add(owner, cta, tmem, slots, 0, n)
-            if cutlass.const_expr(owner.dp_buffers == 1):
+            if cutlass.const_expr(not owner.ds_apart):
                 if n + 1 < count:
                     make(owner, cta, tmem, following, 1, n + 1)
             slots = following

@@ -11,6 +11,7 @@ from cutlass import Float32, Int32, select_
 from ...layouts.scalars import minimum
 from ..blueprint.score_inputs import Aux
 from ..instructions import exp2
+from ..steps import row_math
 from ..steps.row_math import LOG2_E
 from .operands import OwnerArgs
 from .work import Place, Work, q_head
@@ -35,20 +36,21 @@ def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: 
 def of_scores(
     cfg, args: OwnerArgs, scores: list, lse: list, where: list, full=False
 ) -> tuple[list, list]:
-    """-> (P, the weights that dS uses instead). lse: of each score, in units of log2; where: as places() returns it.
+    """-> (P, the weights that dS uses instead). where: as places() returns it.
 
+    lse: of each score, in units of log2; None: the score is without it
     full: whether the block is a full one, of which mask_mod hides nothing
     """
     p, of_ds = [], []
-    for score, subtracted, at in zip(scores, lse, where, strict=True):
+    plain = cfg.score_mod is None
+    powers = powers_of(cfg, args, scores, lse) if plain else scores
+    for score, weight, subtracted, at in zip(scores, powers, lse, where, strict=True):
         slope = 1.0
-        if cfg.score_mod is None:
-            power = score * args.scale_log2
-        else:
+        if not plain:
             score = score * args.scale
             value = cfg.score_mod.score(score, *at)
-            slope, power = cfg.score_mod.slope(score, value, at), value * Float32(LOG2_E)
-        weight = exp2.hardware(power - subtracted)
+            slope = cfg.score_mod.slope(score, value, at)
+            weight = exp2.hardware(value * Float32(LOG2_E) - subtracted)
         moves = weight if type(slope) is float and slope == 1.0 else weight * slope
         if cfg.mask_mod is not None and full is not True:
             shows = shown(cfg, at, full)
@@ -56,6 +58,19 @@ def of_scores(
         p.append(weight)
         of_ds.append(moves)
     return p, of_ds
+
+
+def powers_of(cfg, args: OwnerArgs, scores: list, lse: list) -> list:
+    """2^(c S - L) of scores without functions, some on the FMA units where the kernel is narrow (exp2_emulated)."""
+    if cfg.exp2_emulated:
+        bias = (
+            Float32(0.0) if lse[0] is None else -lse[0]
+        )  # one for all: no kernel with LSEs of columns is narrow
+        emulated = exp2.emulated_pairs(len(scores) // 2, cfg.exp2_emulated, 0)
+        return row_math.saturated_powers(scores, args.scale_log2, bias, emulated)
+    powers = [score * args.scale_log2 for score in scores]
+    pairs = zip(powers, lse, strict=True)
+    return [exp2.hardware(power if less is None else power - less) for power, less in pairs]
 
 
 def shown(cfg, at: tuple, full):

@@ -57,6 +57,15 @@ class Slot:
         last = self.index == slots - 1
         return Slot(choose(last, 0, self.index + 1), self.phase ^ choose(last, 1, 0))
 
+    def previous(self, slots: int) -> "Slot":
+        """The inverse of next().
+
+        >>> Slot(0, 1).previous(3), Slot(2, 1).previous(3).next(3)
+        (Slot(index=2, phase=0), Slot(index=0, phase=0))
+        """
+        first = self.index == 0
+        return Slot(choose(first, slots - 1, self.index - 1), self.phase ^ choose(first, 1, 0))
+
 
 @dataclass(frozen=True)
 class Event:

@@ -9,6 +9,7 @@ Left out, because they change nothing:
 """
 
 from tests.sm100.backward.damaged import Defect
+from tests.sm100.backward.operand_defects import OPERANDS
 from tests.sm100.backward.wide_defects import WIDE
 
 DEFECTS = {
@@ -17,13 +18,13 @@ DEFECTS = {
     "S is awaited with the other parity": Defect(
         "compute", "s_ready.wait(s.index, s.phase)", "s_ready.wait(s.index, s.phase ^ 1)", "causal",
     ),
-    "dP is read before it is there": Defect("compute", "        cta.dp_ready.wait(dp.index, dp.phase)\n", "", "causal"),
+    "dP is read before it is there": Defect("compute", "        cta.dp_ready.wait(0, n & 1)\n", "", "causal"),
     "no fence behind S": Defect(
         "compute", "s_ready.wait(s.index, s.phase)\n    tensor_memory.fence_after()",
         "s_ready.wait(s.index, s.phase)", "causal",
     ),
     "no fence behind dP": Defect(
-        "compute", "(dp.index, dp.phase)\n        tensor_memory.fence_after()", "(dp.index, dp.phase)", "causal",
+        "compute", "dp_ready.wait(0, n & 1)\n        tensor_memory.fence_after()", "dp_ready.wait(0, n & 1)", "causal",
     ),
     "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.s_read", "cta.s_read", "causal"),
     "no fence before dS": Defect(
@@ -32,28 +33,28 @@ DEFECTS = {
     "P is not waited for": Defect(
         "compute", "    if cutlass.const_expr(1 in owner.results):\n        tensor_memory.wait_store()\n", "", "causal",
     ),
-    "dS is not waited for": Defect("compute", "p)\n        tensor_memory.wait_store()\n", "p)\n", "causal"),
+    "dS is not waited for": Defect("compute", "ds)\n        tensor_memory.wait_store()\n", "ds)\n", "causal"),
     "S is free before it is read": Defect(
         "compute", "    p = make_p(", "    cta.s_read.arrive(0)\n    p = make_p(", "causal",
     ),
     "P is not awaited": Defect("products", "            cta.s_read.wait(0, n & 1)\n", "", "causal"),
-    "dS is not awaited": Defect("products", "            cta.ds_ready.wait(place.index, place.phase)\n", "", "causal"),
+    "dS is not awaited": Defect("products", "            cta.ds_ready.wait(0, n & 1)\n", "", "causal"),
     "dS is awaited with the other parity": Defect(
-        "products", "(place.index, place.phase)", "(place.index, place.phase ^ 1)", "causal",
+        "products", "ds_ready.wait(0, n & 1)", "ds_ready.wait(0, n & 1 ^ 1)", "causal",
     ),
     "no fence before dV": Defect(
         "products", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "causal",
     ),
     "no fence before dK": Defect(
-        "products", "(place.index, place.phase)\n            tensor_memory.fence_after()",
-        "(place.index, place.phase)", "causal",
+        "products", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
+        "causal",
     ),
     "dP waits for the tile of S": Defect(
         "products", "ring_index(owner, slots, i), slots[i].phase",
         "ring_index(owner, slots, 0), slots[0].phase", "causal",
     ),
     "dP waits for the own tile of S": Defect("products", "own_full.wait(i, 0)", "own_full.wait(0, 0)", "causal"),
-    "S is raised for dP": Defect("products", "cta.dp_ready.commit(place.index)", "cta.s_ready.commit(0)", "causal"),
+    "S is raised for dP": Defect("products", "cta.dp_ready.commit(0)", "cta.s_ready.commit(0)", "causal"),
     "a tile is free before it is added": Defect(
         "products",
         "tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)\n"
@@ -96,17 +97,17 @@ DEFECTS = {
         "barriers", 'Arrivals("compute", COMPUTE_THREADS)', 'Arrivals("compute", COMPUTE_THREADS + 1)', "causal",
     ),
     # --- where things are
-    "numbers of slot 0": Defect("compute", "slot.index * owner.stats + first", "first", "causal"),
+    "numbers of slot 0": Defect("compute", "slot.index * owner.stats + first", "first", "soft cap"),
     "both warpgroups have the numbers of the first": Defect(
         "compute", "numbers(owner, cta, slot, row_in_line(owner, place, thread.column + column))",
-        "numbers(owner, cta, slot, column)", "causal",
+        "numbers(owner, cta, slot, column)", "soft cap",
     ),
     "log-sum-exps for deltas": Defect(
-        "compute", "ROWS + row_in_line(", "row_in_line(", "causal",
+        "compute", "ROWS + row_in_line(", "row_in_line(", "soft cap",
     ),
     "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "causal"),
     "compute stays at slot 0": Defect(
-        "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)", "place = place.next(work)", "causal",
+        "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)", "place = place.next(work)", "soft cap",
     ),
     "masks stay at the first tile": Defect(
         "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)",
@@ -230,7 +231,9 @@ DEFECTS = {
     "score_mod has scores without their scale": Defect(
         "weights", "args.scale\n            value", "1.0\n            value", "soft cap",
     ),
-    "weights are powers of two of scores": Defect("weights", "at), value * Float32(LOG2_E)", "at), value", "soft cap"),
+    "weights are powers of two of scores": Defect(
+        "weights", "value * Float32(LOG2_E) - subtracted", "value - subtracted", "soft cap",
+    ),
     "mask_mod hides dS and not P": Defect(
         "weights", "weight, moves = (select_(shows, x, Float32(0.0)) for x in (weight, moves))",
         "moves = select_(shows, moves, Float32(0.0))", "a mask_mod",
@@ -346,26 +349,6 @@ DEFECTS = {
     "the only slot for dO is two": Defect(
         "operands", "zip(slots, owner.slots, strict", "zip(slots, (owner.slots[0], 2), strict", "wide",
     ),
-    # --- two places of dP, where queries are owned
-    "both dP have one place and one barrier": Defect(
-        "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(Int32(0), n & 1)", "causal",
-    ),
-    "the places of dP have the parities of turns": Defect(
-        "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(n & 1, n & 1)", "causal",
-    ),
-    "dP is written over dS": Defect("products", "tmem + place.index * owner.other_rows", "tmem", "causal"),
-    "dQ reads the dS of the first place": Defect(
-        "products", "owner.dp_column) + place\n", "owner.dp_column) + place * result\n", "causal",
-    ),
-    "dS is made of the first dP": Defect(
-        "compute", "owner.dp_column + of_dp.index * owner.other_rows", "owner.dp_column", "causal",
-    ),
-    "dP is raised at its first place": Defect(
-        "products", "cta.dp_ready.commit(place.index)", "cta.dp_ready.commit(0)", "causal",
-    ),
-    "dQ over the second dP": Defect(
-        "config", "(self.s_buffers + self.dp_buffers) * self.other_rows", "2 * ROWS", "causal",
-    ),
     # --- head dims of more than 128: S and dP in one place
     "P is not awaited before dP": Defect("one_place", "    cta.s_read.wait(0, n & 1)\n", "", "wide"),
     "no fence before dP": Defect(
@@ -380,10 +363,11 @@ DEFECTS = {
         "one_place", "cutlass.range(count,", "cutlass.range(count - 1,", "wide",
     ),
     "the results of wide heads are never complete": Defect("one_place", "        cta.done.commit(0)\n", "", "wide"),
-    "dV takes P as far apart as dS": Defect("products", "owner.p_columns if result", "owner.columns if result", "wide"),
-    "P is as far apart as dS": Defect("compute", "(owner.columns - owner.p_columns)", "0", "wide"),
+    "P is as far apart as dS": Defect(
+        "config", "(ROWS, self.p_columns) if", "(ROWS, self.columns) if", "wide",
+    ),
     "P over S, which dP overwrites": Defect(
-        "config", "return ROWS if self.shares else self.s_column", "return self.s_column", "wide",
+        "config", "(ROWS, self.p_columns) if", "(self.s_column, self.p_columns) if", "wide",
     ),
     "dP over P": Defect("config", "self.s_column if self.shares else self.other_rows", "ROWS", "wide"),
     "dK over P": Defect("config", "ROWS + 2 * self.p_columns", "ROWS + self.p_columns", "wide"),
@@ -414,5 +398,6 @@ DEFECTS = {
         "weights", "shows if full is False else shows | full", "shows", "lists",
     ),
     "sums of full blocks with mask_mod": Defect("sums", "cfg.listed and place.is_full", "False", "lists, sums of rows"),
+    **OPERANDS,
     **WIDE,
 }  # fmt: skip

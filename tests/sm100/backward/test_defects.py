@@ -58,6 +58,8 @@ PROBLEMS = {
     "V alone": Problem(70, 70, depths=(64, 256)),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),
+    # log-sum-exps so large that 8 of their bits are far from enough
+    "3,000 nats": Problem(130, 140),
 }
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
@@ -81,6 +83,8 @@ def given(name) -> tuple:
         dlse = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     if name == "far below":
         tensors[0][:], tensors[1][:] = 4.0, -4.0
+    if name == "3,000 nats":
+        tensors[0].mul_(1000.0)
     for query, key in HEAVY.get(name, ()):
         tensors[1][:, key] = 2 * tensors[0][:, query]
     options = dict(window_size=problem.window)

@@ -20,9 +20,18 @@ WIDE = {
     ),
     "no fence before dV alone": Defect("dv_alone", "tensor_memory.fence_after()", "pass", "widest"),
     "the next S in the place of this one": Defect("config", "1 if self.has_dp else 2", "1", "widest"),
-    "dV of the other P": Defect("products", "place_of_dp)(owner, n)", "place_of_dp)(owner, n + result)", "widest"),
+    "dV of the other P": Defect(
+        "products", "place_of_s(owner, n).index * o", "place_of_s(owner, n + 1).index * o", "widest",
+    ),
+    "both S have one place and one barrier": Defect(
+        "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(Int32(0), n & 1)", "widest",
+    ),
+    "the places of S have the parities of turns": Defect(
+        "operands", "Slot(n & 1, (n >> 1) & 1)", "Slot(n & 1, n & 1)", "widest",
+    ),
+    "S over the other S": Defect("products", "owner.s_column + place * owner.other_rows", "owner.s_column", "widest"),
     "P over the other S": Defect(
-        "compute", "s, to = lanes + owner.s_column, lanes", "s, to = lanes + owner.s_column, thread.lanes", "widest",
+        "compute", "owner.p_place) + of_s.index * owner.other_rows", "owner.p_place)", "widest",
     ),
     "L with the stride of L and delta": Defect("compute", "slot.index * owner.stats", "slot.index * 256", "widest"),
     "L of the first half": Defect(

@@ -1,0 +1,84 @@
+"""L and delta as a further MMA step: the tensor core makes S - L / c and dP - delta where keys are owned.
+
+There, every column of S^T and dP^T has its own L and delta. Read from shared memory by each thread, they would take 256
+loads of 16 bytes for a tile, which all lanes of a warp read from one address. Instead, a step of 16 more values of the
+contraction subtracts them. Float32 numbers are sums of three bf16 numbers, whatever dtype the tiles have:
+
+    value of the contraction     0 to 2                 3 to 7   8 to 10              11 to 15
+    row of a query               parts of -L / c        0        parts of -delta      0
+    row of a key, for S          1                      0        0                    0
+    row of a key, for dP         0                      0        1                    0
+
+Then P = 2^(c (S - L / c)), with c = scale log2(e). Where L is infinite, the number is FAR: with 0 it makes 0.
+
+Both are K-major without swizzle, cores of 8 rows of 16 bytes. delta.py writes a tile of queries as the MMA reads it,
+core after core of rows, each of L and then of delta. The rows of keys are all the same; in shared memory there are
+three blocks of 128 rows of 16 bytes: zeros, ones, zeros. S reads the last two, dP the first two.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from ...layouts.swizzle import CHUNK_BYTES, ROWS_PER_PERIOD, SWIZZLE_NONE
+from ...layouts.umma_descriptors import MMA_K_BYTES, InstructionDescriptor, SmemDescriptor
+from ..instructions import tensor_core
+from ..steps import row_math
+
+ROWS = 128  # of a tile
+PARTS = 3  # bf16 numbers of 8 bits each, of a float32 of 24
+CORE_BYTES = ROWS_PER_PERIOD * CHUNK_BYTES
+NUMBERS = ROWS * MMA_K_BYTES // 4  # float32 that take the place of the parts of a tile of queries
+BLOCK_BYTES = ROWS * CHUNK_BYTES
+ONES_BYTES = 3 * BLOCK_BYTES
+WORDS = CHUNK_BYTES // 4
+DTYPE = "bf16"
+FAR = -(2.0**100)  # times the least c, 2^-64, it is far below the exponents of float32
+DESCRIPTOR_UNIT = 16
+
+
+def parts_of(number) -> list:
+    """Words of the eight bf16 numbers of a row: three that add up to `number`, and zeros."""
+    out = []
+    for _ in range(PARTS):
+        out.append(number.to(BFloat16).to(Float32))
+        number = number - out[-1]
+    words = row_math.pack([*out, Float32(0.0)], DTYPE)
+    return words + [Int32(0)] * (WORDS - len(words))
+
+
+def store(line: cute.Tensor, row, of_s, of_dp):
+    """Write the parts of a query. line: NUMBERS float32; row: of the tile; of_s, of_dp: what is added to S and dP."""
+    for number, value in enumerate((of_s, of_dp)):
+        first = row // ROWS_PER_PERIOD * (2 * CORE_BYTES) + row % ROWS_PER_PERIOD * CHUNK_BYTES
+        held = cute.make_rmem_tensor(WORDS, Int32)
+        for i, word in enumerate(parts_of(Float32(value))):
+            held[i] = word
+        at = cute.recast_ptr(line.iterator + (first + number * CORE_BYTES) // 4, dtype=Int32)
+        cute.autovec_copy(held, cute.make_tensor(at.align(16), cute.make_layout(WORDS)))
+
+
+@cute.jit
+def write_ones(words: cute.Tensor, thread, threads: cutlass.Constexpr):
+    """The constant operand. words: Int32 of shared memory; thread: of so many."""
+    one = 0x3F80  # in bf16
+    row = (Int32(one << 16 | one), Int32(one), Int32(0), Int32(0))
+    for block in cutlass.range_constexpr(3):
+        for first in cutlass.range_constexpr(0, ROWS, threads):
+            if first + thread < ROWS:
+                for i in cutlass.range_constexpr(WORDS):
+                    at = (block * ROWS + first + thread) * WORDS + i
+                    words[at] = row[i] if cutlass.const_expr(block == 1) else Int32(0)
+
+
+def subtract(owner, tmem, ones_address, parts_address, of_dp: bool):
+    """Add a step to S or dP in `tmem`: both addresses are of shared memory."""
+    ones = SmemDescriptor(0, BLOCK_BYTES, CORE_BYTES, SWIZZLE_NONE)
+    parts = SmemDescriptor(0, CORE_BYTES, 2 * CORE_BYTES, SWIZZLE_NONE)
+    block = ones_address + (0 if of_dp else BLOCK_BYTES)
+    a, b = (
+        Int32(operand.low) + address // DESCRIPTOR_UNIT
+        for operand, address in ((ones, block), (parts, parts_address))
+    )
+    computes = InstructionDescriptor(ROWS, owner.other_rows, DTYPE, DTYPE)
+    tensor_core.mma_ss(tmem, a, b, [(0, 0)], computes, ones.high, parts.high, accumulate=True)

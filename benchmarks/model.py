@@ -36,6 +36,7 @@ from benchmarks.cycle_model import (  # noqa: E402
     b300,
     block_sparse,
     calibration,
+    cut_lists,
     depths,
     eight_bits,
     fixed_cost,
@@ -175,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     if any(chosen_tables) or args.invariance or args.indexer:
         tables = {"b300": b300.table(makers)} if args.b300 else {}
         if args.block_sparse:
-            tables |= block_sparse.tables(makers, constants)
+            tables |= block_sparse.tables(makers, constants) | cut_lists.tables(constants)
         if args.eight_bits:
             tables |= eight_bits.tables(makers, constants)
         if args.depths:
@@ -225,6 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             lambda: eight_bits.tables(makers, constants),
             lambda: {"b300": b300.table(makers)},
             lambda: block_sparse.tables(makers, constants),
+            lambda: cut_lists.tables(constants),
             lambda: invariance.tables(constants),
             indexer.tables,
             decode_tables,

@@ -96,4 +96,4 @@ def _checked(configs) -> list:
         if refusals:
             raise ValueError(f"configs[{number}]: cannot run: {'; '.join(refusals)}")
         found.append(config)
-    return with_conversions(found)
+    return with_conversions(found, policy.dependent_launch())

@@ -305,6 +305,10 @@ VARIANTS = {
         **{"seqused_q": True, "seqused_k": True},
     },
     "listed blocks, longest first": {"q_block": 256, "kv_block": 128, "longest_first": True},
+    "listed blocks, cut": {
+        **{"q_block": 256, "kv_block": 128, "longest_first": True, "cut_lists": True},
+        "write_lse": True,
+    },
     "few rows, 32": {**DECODE, "page_size": 128, "rows": 32, "write_lse": True},
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
@@ -328,6 +332,7 @@ APPEND_VARIANTS = {
 COMBINE_VARIANTS = {
     "combine": {},
     "combine packed shared lse": {"packed": True, "shared": True, "write_lse": True},
+    "combine of cut lists": {"cut": True, "write_lse": True},
     "combine lengths, in order": {"seqused_q": True, "dependent_launch": False, "depth": 512},
     "combine B300 e4m3 of bf16": {"o_dtype": "e4m3", "partial_dtype": "bf16", "arch": "sm_103a"},
 }

@@ -9,6 +9,7 @@ Work tiles are those of the kernel's own tile scheduler. All heads share the lis
     long first  the first query blocks, likewise
     law         time of the SMs / (density x that of the dense call): at most LIMIT. The fixed cost of a launch, which
                 is the same, does not count
+    lists are not cut into parts: cut_lists.py has these calls
     grid        the law if work tiles began in the order of the grid
     sorting     the launch that sorts work tiles by the lengths of their lists; in the times of a call, not in the law
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.sm100.work.lists.config import BlockListsConfig, windows_of
 from cute_fa4.system.gains import ratio
 
 PUBLISHED_FILE = Path(__file__).with_name("published_block_sparse.json")
@@ -115,21 +117,34 @@ def cycles_of_sorting(tiles: int) -> float:
     """Of the CTA that sorts the work tiles of a launch, modelled alone on an SM; random lengths."""
     import torch
 
-    from cute_fa4 import emulator
-    from cute_fa4.compiler.compiler import kernel_and_arguments
-    from cute_fa4.sm100.work.lists.config import BlockListsConfig, windows_of
-
-    kernel, arguments, _ = kernel_and_arguments(BlockListsConfig("longest"))
-    generator = torch.Generator().manual_seed(0)
-    counts = torch.randint(0, 500, (1, 1, tiles // HEADS), generator=generator, dtype=torch.int32)
-    order = torch.empty(tiles, dtype=torch.int32)
+    counts, order = lengths_of(tiles // HEADS), torch.empty(tiles, dtype=torch.int32)
     sizes = tiles // HEADS, HEADS, 1, windows_of(tiles)
 
-    def sort():
-        sorting = emulator.compile(kernel, *arguments, arch="sm_100a")
-        sorting((counts, counts), counts[0, 0], (2, 0), sizes, order)
+    def launch(kernel):
+        kernel((counts, counts), counts[0, 0], (2, 0), sizes, order)
 
-    (found,) = emulator.profile(sort).kernels
+    return cycles_of(BlockListsConfig("longest"), launch)
+
+
+def lengths_of(lists: int):
+    """Random lengths of so many lists, which all heads share."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 500, (1, 1, lists), generator=generator, dtype=torch.int32)
+
+
+def cycles_of(config, launch: Callable) -> float:
+    """The cycles of one CTA of a kernel, modelled alone on an SM. launch: with the compiled kernel."""
+    from cute_fa4 import emulator
+    from cute_fa4.compiler.compiler import kernel_and_arguments
+
+    kernel, arguments, _ = kernel_and_arguments(config)
+
+    def launched():
+        launch(emulator.compile(kernel, *arguments, arch="sm_100a"))
+
+    (found,) = emulator.profile(launched).kernels
     return found.cycles
 
 
@@ -140,8 +155,13 @@ def sorts(tiles: int, constants: dict[str, Constant]) -> bool:
 
 def sorting_us(tiles: int, constants: dict[str, Constant]) -> float:
     """Time of the launch before the attention kernel, which starts as its dependent launch."""
+    return before_us(cycles_of_sorting(tiles), constants)
+
+
+def before_us(cycles: float, constants: dict[str, Constant]) -> float:
+    """Time of a launch of one CTA of so many cycles, before a dependent launch."""
     value = {name: constant.value for name, constant in constants.items()}
-    alone = value["kernel_start_us"] + cycles_of_sorting(tiles) / value["clock_ghz"] * 1e-3
+    alone = value["kernel_start_us"] + cycles / value["clock_ghz"] * 1e-3
     return max(alone - value["dependent_saves_us"], value["dependent_least_us"])
 
 

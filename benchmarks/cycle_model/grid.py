@@ -87,7 +87,7 @@ def launch_time(
 ) -> LaunchTime:
     """The modelled time of one launch of a kernels.Variant at constants' clock times clock_factor.
 
-    order: key tiles of the work tiles instead of those of schedules.work_tiles.
+    order: key tiles of the work tiles instead of those of schedules.work_tiles; below 0 where `cycles` says so
     """
     value = {name: constant.value for name, constant in constants.items()}
     tiles = schedules.work_tiles(variant, problem) if order is None else order
@@ -111,7 +111,7 @@ def launch_time(
         us=value["launch_us"] + max(of_sms, of_memory),
         busy=work / (makespan * slots),
         ctas=len(tiles) * (2 if variant.pair else 1),
-        key_tiles=sum(tiles),
+        key_tiles=sum(map(abs, tiles)),
         slot_cycles=makespan * slots,
         busy_us=busy_us,
         memory_us=memory_us,
@@ -130,7 +130,7 @@ def _dispatched(tiles: list[int], slots: int, first: dict, further: dict) -> tup
         when, sm, begun = free[0]
         length = further[n] if begun else first[n]
         work += length
-        heapq.heapreplace(free, (when + length, sm, begun or n > 0))
+        heapq.heapreplace(free, (when + length, sm, begun or n != 0))
     return max(free)[0], work
 
 

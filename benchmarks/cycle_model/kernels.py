@@ -70,6 +70,7 @@ class Variant:
     arch       what it is compiled for
     choices    ours: further choices of its schedule, as (name, value)
     q_block    queries of a block of block_sparse_tensors, with 128 keys; 0: there are no lists
+    in_parts   ours, with cut_lists among the choices: every work tile is a part of a list that is cut
     """
 
     maker: str
@@ -86,6 +87,7 @@ class Variant:
     arch: str = "sm_100a"
     choices: tuple[tuple[str, object], ...] = ()
     q_block: int = 0
+    in_parts: bool = False
 
     @classmethod
     def of(cls, maker: str, problem: Problem, arch: str = "sm_100a") -> Variant:
@@ -165,6 +167,7 @@ class Variant:
         """Unchanged since the first tables: used in names of files and tests."""
         what = self.mask.replace("GQA ", "gqa").replace(",", "")
         depths = f"{self.head_dim}/{self.head_dim_v}" if self.head_dim_v else str(self.head_dim)
+        what += ", in parts" * self.in_parts
         what += f" {self.arch}" * (self.arch != "sm_100a")
         return f"{self.maker} d{depths} {what}"
 

@@ -9,6 +9,7 @@ from benchmarks.cycle_model.workloads import (
     KEYS_A_TILE,
     CacheWorkload,
     ListedWorkload,
+    ListPartsWorkload,
     PartsWorkload,
     RopeWorkload,
     Workload,
@@ -60,6 +61,15 @@ def _workspace(work: PartsWorkload, cfg) -> list:
     return [torch.empty((work.work_tiles, *shape)) for shape in own_parts_shapes(cfg)]
 
 
+def _slots(work: ListedWorkload, cfg) -> tuple:
+    """Memory for the parts of lists that are cut."""
+    import torch
+
+    from cute_fa4.sm100.choose.launches import list_parts_shapes
+
+    return tuple(torch.empty((2 * work.work_tiles, *shape)) for shape in list_parts_shapes(cfg))
+
+
 def torch_dtype(name: str):
     """Dtypes of q, k and v."""
     import torch
@@ -79,13 +89,18 @@ def _in_rope(work: Workload, q, k) -> dict:
     return {"mQ": of_q, "mK": own, "rope": (rope, rope_of_q.to(dtype))}
 
 
-def all_blocks(work: ListedWorkload, sorts: bool) -> tuple:
-    """Counts and entries of a list with every key tile of a workload, for all work tiles; sorts: and their order."""
+def all_blocks(work: ListedWorkload, cfg) -> tuple:
+    """Counts and entries of a list with every key tile of a workload, for all work tiles; and their order, if any."""
     import torch
 
-    counts = torch.full((1, 1, 1), work.tiles, dtype=torch.int32)
+    parts = 2 if isinstance(work, ListPartsWorkload) else 1
+    counts = torch.full((1, 1, 1), work.tiles * parts, dtype=torch.int32)
+    entries = torch.arange(work.tiles, dtype=torch.int32).repeat(parts)[None, None, None]
     order = torch.arange(work.work_tiles, dtype=torch.int32)
-    return counts, torch.arange(work.tiles, dtype=torch.int32)[None, None, None], *[order] * sorts
+    if cfg.cut_lists:
+        zeros = torch.zeros_like(order)
+        order = torch.stack((order, zeros, zeros + parts, parts * order), 1)
+    return counts, entries, *[order] * cfg.longest_first
 
 
 def _apart(x, depth: int) -> tuple:
@@ -182,7 +197,10 @@ def _arguments(work: Workload, cfg) -> tuple:
     )
     more |= _in_rope(work, q, k)
     if isinstance(work, ListedWorkload):
-        more["blocks"] = all_blocks(work, cfg.longest_first)
+        more["blocks"] = all_blocks(work, cfg)
+        if cfg.cut_lists:
+            more["split"] = _slots(work, cfg)
+            more["mLSE"] = torch.empty((1, work.heads_q, work.seqlen_q))
     more |= dict(max_seqlen_q=work.seqlen_q)
     if isinstance(work, PartsWorkload):
         more |= dict(split=(work.tiles_of_part, *_workspace(work, cfg)))

@@ -103,11 +103,17 @@ class ListedWorkload(Workload):
     """One whose key tiles are listed: one list of all tiles, which every work tile reads."""
 
 
+class ListPartsWorkload(ListedWorkload):
+    """One whose work tiles are each the first of two parts of a list, which has every key tile twice."""
+
+
 def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:
     """A CTA, or pair of CTAs, of a kernels.Variant with so many key tiles."""
     rows = variant.rows
     half_full = variant.ragged and not variant.causal and tiles > 0
     kind = ListedWorkload if variant.q_block else Workload
+    if variant.in_parts:
+        kind = ListPartsWorkload
     return kind(
         variant.head_dim,
         variant.causal,

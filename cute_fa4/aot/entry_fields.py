@@ -128,6 +128,7 @@ CONFIG = {
     "packed_lists": Field("switch", "lists of all sequences, one after another; default: off"),
     "list_offsets": Field("switch", "a tensor says where their entries begin; default: off"),
     "longest_first": Field("switch", "the longest lists begin first; default: off"),
+    "cut_lists": Field("switch", "with it: the longest lists are cut into parts; default: off"),
     "skip_softmax": Field("switch", "key tiles of small weights are skipped; default: off"),
     "count_skipped": Field("switch", "calls have skipped_tiles; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),

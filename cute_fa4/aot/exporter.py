@@ -13,7 +13,7 @@ from pathlib import Path
 from cute_fa4.aot import build, c_header, link, manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import DamagedListError, ExportError, file_record
-from cute_fa4.compiler import requirement, toolkit
+from cute_fa4.compiler import policy, requirement, toolkit
 from cute_fa4.compiler.requirement import CompilerMissingError
 from cute_fa4.sm100.blueprint.naming import asked
 from cute_fa4.sm100.choose.config import FA4Config
@@ -45,7 +45,10 @@ def export(
     written as data, before anything is compiled; EmulatorError without a C compiler.
     """
     build.check_host_target(host_target)
-    configs = [c if arch is None else for_arch(c, arch) for c in with_conversions(configs)]
+    configs = [
+        c if arch is None else for_arch(c, arch)
+        for c in with_conversions(configs, policy.dependent_launch())
+    ]
     data = [_checked(config) for config in configs]
     if not configs:
         raise ExportError("configs: none; accepted: one or more")

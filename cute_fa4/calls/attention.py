@@ -19,7 +19,7 @@ import torch
 from cute_fa4.calls.asked import dtypes_of, head_dim_of, kernel_of
 from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.longest_first import LongestFirstPlan, longest_first_of
+from cute_fa4.calls.longest_first import plan_in_order
 from cute_fa4.calls.operands.apart import check_apart, named_aux
 from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.memory import largest_extent
@@ -137,10 +137,10 @@ def _plan_with_keys(
         None if options.scales is None else options.scales.views,
         None if options.rope is None else RopeView(options.rope),
     )
-    longest = longest_first_of(q, where, options, config, target)
-    if longest is not None:
-        function = function_for(config.with_(longest_first=True), target)
-        return LongestFirstPlan(function, longest, *launched)
+    with_lse = Results(q, v, where.q_layout, True, dtype)
+    in_order = plan_in_order(q, k, where, options, config, target, with_lse, launched)
+    if in_order is not None:
+        return in_order
     split = split_of(q, k, where, options, config, in_float32)
     cut = WHOLE if split is None else split.cut
     early = policy.dependent_launch()

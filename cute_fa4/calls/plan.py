@@ -152,13 +152,20 @@ class Plan:
         """The argument `blocks` of a call with lists of key blocks."""
         return tuple(x for x in tensors.of(BLOCKS) if x is not None)
 
-    def launch(self, tensors: CallTensors, rows: tuple, split: tuple | None = None) -> None:
+    def launch(
+        self,
+        tensors: CallTensors,
+        rows: tuple,
+        split: tuple | None = None,
+        blocks: tuple | None = None,
+    ) -> None:
         """Call the function with its parameters (sm100/kernel.py).
 
-        rows: q, k, v, out and lse as the kernel takes them; split: its arguments for split keys
+        rows: q, k, v, out and lse as the kernel takes them; split: its arguments for split keys; blocks: its
+        lists, if they are not those of `lists`
         """
-        aux, in_cache, blocks, skip = tensors.aux_tensors, None, None, None
-        if tensors.mask_block_cnt is not None:
+        aux, in_cache, skip = tensors.aux_tensors, None, None
+        if blocks is None and tensors.mask_block_cnt is not None:
             blocks = self.lists(tensors)
         if self.in_cache is not None:
             new_keys, of_rows = self.in_cache

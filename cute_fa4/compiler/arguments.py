@@ -24,15 +24,14 @@ from cute_fa4.scales import BLOCK, HEAD, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.cache_blocks import in_words
-from cute_fa4.sm100.blueprint.listed import has_tensors
+from cute_fa4.sm100.blueprint.listed import CUT_WORDS, OF_CUT, ORDER_WORDS, has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
-from cute_fa4.sm100.choose.launches import own_parts_shapes
+from cute_fa4.sm100.choose.launches import kept_shapes
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig, TopKConfig
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
 
-# TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
-# bits.
+# TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16 bits.
 ALIGNMENT_BYTES = 16
 
 
@@ -171,9 +170,9 @@ def _blocks(config: FA4Config) -> tuple | None:
     if not config.lists_blocks:
         return None
     names = compress(NAMES[BLOCKS], has_tensors(config))
-    ranks = [len(axes_of_list(name, config.packed_lists)) for name in names]
-    ranks += [1] * config.longest_first
-    return tuple(_fake("i32", (None,) * rank) for rank in ranks)
+    sizes: list = [(None,) * len(axes_of_list(name, config.packed_lists)) for name in names]
+    sizes += [(None, ORDER_WORDS) if config.cut_lists else (None,)] * config.longest_first
+    return tuple(_fake("i32", of_tensor) for of_tensor in sizes)
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
@@ -198,9 +197,11 @@ def _split(config: FA4Config) -> tuple | None:
 
     if config.share_keys:
         return Int32(1), Int32(1), _fake("i32", (sym_int(symbol="blocks"), 2))
-    if config.own_parts:
-        ctas, shapes = sym_int(symbol="ctas"), own_parts_shapes(config)
-        return Int32(1), *(_fake_dense("f32", (ctas, *shape)) for shape in shapes)
+    if config.own_parts or config.cut_lists:
+        number = sym_int(symbol="ctas" if config.own_parts else "slots")
+        return *[Int32(1)] * config.own_parts, *(
+            _fake_dense("f32", (number, *shape)) for shape in kept_shapes(config)
+        )
     if config.in_runs:
         return Int32(1), Int32(0), Int32(1)
     return (Int32(1), Int32(0)) if config.split_keys else None
@@ -257,10 +258,13 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
         slots, of_tile, positions = (sym_int(symbol=x) for x in ("slots", "of_tile", "positions"))
         in_slots = (sym_int(),) if config.packed else (slots, positions)
         partial_o, partial_lse = (*in_slots, of_tile), (slots, of_tile, positions)
+    words = CUT_WORDS if config.cut else 2 * config.shared
+    if config.cut:
+        partial_o = partial_lse = tuple(sym_int(symbol=x) for x in ("slots", "positions"))
     return dict(
         partial_o=_fake_rows(config.partial_dtype, (*partial_o, config.depth)),
         partial_lse=_fake("f32", partial_lse),
-        parts=_fake("i32", (sym_int(symbol="blocks"), 2)) if config.shared else None,
+        parts=_fake("i32", (sym_int(symbol="blocks"), words)) if words else None,
         out=_fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),
         lse=_fake("f32", of_lse) if config.write_lse else None,
         **{
@@ -316,7 +320,7 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
 
 
 def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
-    """The same for ListsKernel.__call__, OrderKernel.__call__ and LongestKernel.__call__."""
+    """The same for __call__ of ListsKernel, OrderKernel, LongestKernel and CutKernel."""
     from cutlass import Int32
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
@@ -332,11 +336,12 @@ def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
         sizes = tuple(sym_int() for _ in range(5))
         kinds = _fake("u8", sizes, free_last=True)
         return dict(kinds=kinds, counts=numbers(3), entries=numbers(4), stream=stream)
-    if config.makes == "longest":
+    if config.makes in ("longest", "cut"):
         given = dict(counts=pair(3), first_blocks=numbers(1), flags=(Int32(1), Int32(1)))
-        return dict(
-            **given, sizes=tuple(Int32(1) for _ in range(4)), order=numbers(1), stream=stream
-        )
+        number, written = 4, {"order": numbers(1)}
+        if config.makes == "cut":
+            number, written = 6, {x: _fake("i32", (None, n)) for x, n in OF_CUT.items()}
+        return dict(**given, sizes=tuple(Int32(1) for _ in range(number)), **written, stream=stream)
     results: tuple = (numbers(4, "u8"),)
     if config.makes == "tiles":
         results = numbers(3), numbers(4), numbers(3), numbers(4), numbers(4, "u8")

@@ -57,6 +57,7 @@ def compile_function(config: Config, executor: str) -> Callable:
 _OF_LISTS = {
     "order": "work.lists.order OrderKernel",
     "longest": "work.lists.longest LongestKernel",
+    "cut": "work.lists.cut CutKernel",
 }
 # Configuration of a kernel without a schedule -> its module and class in sm100/, and its fake arguments by name.
 _KERNELS: dict[type, tuple[Callable, Callable]] = {

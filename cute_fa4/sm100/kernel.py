@@ -33,6 +33,7 @@ from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
 from .work.block_lists import BlockLists
 from .work.checked import queue_of
+from .work.list_parts import ListParts
 from .work.own_parts import OwnParts
 from .work.packed_order import PackedOrder
 from .work.queue import WorkQueue
@@ -234,6 +235,7 @@ class SM100Kernel:
                     With share_keys: (CTAs, least key tiles of one, Int32 (blocks, 2) for the slots of the
                     parts of a block). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
+                    With cut_lists: the workspace of work/list_parts.py, O and the log-sum-exp
         in_cache    with seqused_k: 1 if seqused_k does not count the keys of this call's queries, else 0; then the
                     tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
         descales    the tensors of cfg.descales, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1. With
@@ -283,6 +285,8 @@ class SM100Kernel:
             grid = grid * splits.ctas_of_block()
         if cutlass.const_expr(cfg.own_parts):
             splits = OwnParts.of(split)
+        if cutlass.const_expr(cfg.cut_lists):
+            splits, grid = ListParts(*split), Int32(blocks[-1].shape[0])
         args = KernelArgs(
             q=self.q_operand(mQ),
             k=k,

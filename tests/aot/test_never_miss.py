@@ -322,8 +322,13 @@ def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
     function = flash_attn_func if not layouts else flash_attn_varlen_func
     converts = {"tiles"} if "small" in name else set()
     sorts = {"longest"} if "cu_seqlens_q" not in options else set()
-    for least, makes in ((1, converts), (0, converts | sorts)):  # work tiles for each SM
-        table = tuning.shipped().changed(longest_first=least)
+    cuts = {"cut"} if sorts else set()
+    for changes, makes in (
+        (dict(longest_first=1), converts),  # work tiles for each SM
+        (dict(longest_first=0), converts | sorts),
+        (dict(cut_least_keys=1), converts | cuts),
+    ):
+        table = tuning.shipped().changed(**changes)
         with asked_for("sm_100a") as asked, tuning.using(table):
             function(q, k, k, block_sparse_tensors=lists, **options)
         assert asked and set(asked) <= set(with_conversions(listed))

@@ -6,6 +6,7 @@ import torch
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls.split_keys.split import EMULATED_SMS
 from cute_fa4.sm100.blueprint import tuning
+from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.system.devices import asked_for
 from tests.attention.listed import Listed, as_packed, assert_right
 from tests.attention.test_block_sparsity import LENGTHS, SIZES, drawn
@@ -55,17 +56,23 @@ def test_the_order_of_work_tiles_changes_no_bit(family, layout):
         assert_right(found, call.expected())
 
 
-def kernels_of(call: Listed, way=None) -> set[str]:
-    """The kernels of a call without data: whether one sorts, and whether the attention kernel reads an order."""
+def asked_of(call: Listed, way=None, **more) -> list:
+    """The kernels of a call without data."""
     tensors, lengths, lists = (call.q, call.k, call.v), {}, call.lists()
     if way is not None:
         tensors, lengths, lists = way(call)
     q, k, v, *of_call = (x.to("meta") for x in (*tensors, *lengths.values()))
     lists = lists._make(x.to("meta") if torch.is_tensor(x) else x for x in lists)
-    options = dict(zip(lengths, of_call, strict=True)) | {"block_sparse_tensors": lists}
+    options = dict(zip(lengths, of_call, strict=True)) | {"block_sparse_tensors": lists} | more
     with asked_for("sm_100a") as asked:
         (flash_attn_varlen_func if lengths else flash_attn_func)(q, k, v, **options)
-    return {getattr(config, "makes", None) or config.longest_first for config in asked}
+    return list(asked)
+
+
+def kernels_of(call: Listed, way=None, **more) -> set[str]:
+    """Which of them sorts, whether the attention kernel reads an order, and whether one merges parts."""
+    found = asked_of(call, way, **more)
+    return {getattr(x, "makes", None) or getattr(x, "longest_first", "merge") for x in found}
 
 
 def rows(tiles: int) -> Listed:
@@ -85,3 +92,44 @@ def test_packed_queries_keep_their_order():
         (1, tiles * 128, 128), (1, 1), (128, 128), (1.0,), lengths=((tiles * 128, 128),)
     )
     assert kernels_of(call, as_packed) == {False}
+
+
+@pytest.mark.parametrize("setting", ("auto", "off"))
+def test_the_attention_kernel_is_a_dependent_launch_of_what_sorts(monkeypatch, setting):
+    monkeypatch.setenv("CUTE_FA4_PDL", setting)
+    [config] = [x for x in asked_of(rows(3 * EMULATED_SMS + 2)) if isinstance(x, FA4Config)]
+    assert config.longest_first and config.schedule.dependent_launch == (setting == "auto")
+
+
+KEYS = 8192
+
+
+def long_lists(tiles: int, keys: int = KEYS, rows: int = 128, dtype=torch.bfloat16) -> Listed:
+    """A call of so many work tiles, in one head, whose lists have every key."""
+    call = Listed.draw((1, rows, 128), (1, 1), (rows, 128), (1.0,), dtype=dtype)
+    kinds = call.kinds.expand(1, 1, tiles, keys // 128)
+    q, k, v = (
+        x.new_empty(1, n, 1, 128) for x, n in ((call.q, rows * tiles), *[(call.k, keys)] * 2)
+    )
+    return Listed(q, k, v, kinds, call.block_size)
+
+
+def test_long_lists_are_cut_where_sms_have_few_work_tiles_each():
+    """Of few keys the launches cost as much; of many work tiles none is waited for."""
+    assert kernels_of(long_lists(1)) == {"cut", True, "merge"}
+    assert kernels_of(long_lists(1, KEYS - 128)) == {False}
+    assert kernels_of(long_lists(6 * EMULATED_SMS)) == {"cut", True, "merge"}
+    assert kernels_of(long_lists(6 * EMULATED_SMS + 1)) == {"longest", True}
+
+
+def test_lists_of_batch_invariant_calls_are_not_cut():
+    """Parts follow from all lists of a call."""
+    assert kernels_of(long_lists(1), batch_invariant=True) == {False}
+    assert kernels_of(long_lists(4 * EMULATED_SMS), batch_invariant=True) == {"longest", True}
+
+
+def test_lists_are_not_cut_where_the_product_sums_the_weights():
+    """Of 8 bits without a log-sum-exp: parts would need another kernel, whose softmax sums them."""
+    call = long_lists(1, rows=256, dtype=torch.float8_e4m3fn)
+    [config] = [x for x in asked_of(call) if isinstance(x, FA4Config)]
+    assert not config.cut_lists

@@ -179,7 +179,7 @@ def test_the_config_is_the_whole_compile_key():
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
         arch="sm_103a", page_size=16, rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="f32",
         q_block=256, kv_block=128, full_blocks=True, packed_lists=True, list_offsets=True,
-        longest_first=True, skip_softmax=True, count_skipped=True,
+        longest_first=True, cut_lists=True, skip_softmax=True, count_skipped=True,
     )  # fmt: skip
     of_schedule = dict(
         order="p_beside_s", lone_tiles=True, own_parts=True, one_query_tile=True, maximum="exact",

@@ -61,7 +61,7 @@ CHANGED = dict(
     mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True, write_max=True,
     split_keys=True, share_keys=True,
     rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", q_block=256, kv_block=128, full_blocks=True,
-    packed_lists=True, list_offsets=True, longest_first=True, skip_softmax=True, count_skipped=True,
+    packed_lists=True, list_offsets=True, longest_first=True, cut_lists=True, skip_softmax=True, count_skipped=True,
     arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(

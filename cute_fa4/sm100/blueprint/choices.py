@@ -214,6 +214,13 @@ CHOICES: dict[str, Choice] = {
     "longest_first": Choice(
         "work tiles with lists, for each SM, beyond which they are sorted by length", (), _number(0, 1 << 20)
     ),
+    "cut_lists": Choice(
+        "work tiles with lists, for each SM, up to which long lists are cut into parts", (), _number(0, 1 << 20)
+    ),
+    "cut_least_keys": Choice(
+        "keys of a sequence from which long lists are cut into parts", (), _number(1, 1 << 30)
+    ),
+    "cut_least_tiles": Choice("key tiles of a part of a list, at least", (), _number(1, 1024)),
     "alone_tiles": Choice(
         "key tiles that a CTA takes alone before a second launch pays", (), _number(1, 1024)
     ),

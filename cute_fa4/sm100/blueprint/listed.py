@@ -6,11 +6,16 @@ LISTED_BLOCK = 128  # sizes are multiples of a tile
 PARTIAL, FULL = 1, 2  # kinds of blocks; 0: not listed
 # Of an entry in the lists of the backward pass: a tile or half of one, a head of the group (backward/listed.py).
 TILE_BITS, TURN_BITS = 20, 10
+# Where lists are cut: Int32 of an entry of the order (work/list_parts.py), of a list that is cut (work/lists/cut.py).
+OF_CUT = {"order": 4, "cut": 3}
+ORDER_WORDS, CUT_WORDS = OF_CUT.values()
 PLAIN = dict(
     cache_batch_idx=False, cache_leftpad=False, pack_gqa=False, latent=False, split_keys=False, rope_depth=0,
     kv_dtype=None,
 )  # fmt: skip
-FIELDS = ("q_block", "kv_block", "full_blocks", "packed_lists", "list_offsets", "longest_first")
+FIELDS = (
+    "q_block", "kv_block", "full_blocks", "packed_lists", "list_offsets", "longest_first", "cut_lists",
+)  # fmt: skip
 
 
 def has_tensors(problem) -> tuple[bool, ...]:
@@ -48,6 +53,13 @@ def contradictions(problem) -> list[str]:
             "longest_first=True with q_layout='packed': work tiles of packed queries are found by their lengths: use "
             "longest_first=False"
         )
+    of_parts = dict(longest_first=problem.longest_first, write_lse=problem.write_lse)
+    why += [
+        f"cut_lists=True with {name}=False: parts are in the sorted order, and are merged by their log-sum-exps: use "
+        f"{name}=True"
+        for name, value in of_parts.items()
+        if problem.cut_lists and not value
+    ]
     why += [
         f"{name}={getattr(problem, name)!r} with {size} is not supported: use {value!r}"
         for name, value in PLAIN.items()

@@ -69,6 +69,7 @@ def _problem(p: Problem) -> list[str]:
         (p.packed_lists, "packedlists"),
         (p.list_offsets, "listoffsets"),
         (p.longest_first, "longest"),
+        (p.cut_lists, "cut"),
         (p.skip_softmax, "skip"),
         (p.count_skipped, "counted"),
         (p.write_lse, "lse"),

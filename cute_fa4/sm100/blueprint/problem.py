@@ -89,6 +89,7 @@ class Problem:
     packed_lists   lists follow one another; a tensor says where those of a sequence begin. Otherwise they are padded
     list_offsets   another tensor says where their entries begin; otherwise all sequences have as many key blocks
     longest_first  a tensor has the work tiles, those with the longest lists first (work/lists/longest.py)
+    cut_lists      with longest_first: the longest lists are cut into parts, which the tensor has (work/lists/cut.py)
     skip_softmax   key tiles of small weights are skipped (steps/skipped.py). count_skipped: counted, too
     write_lse      also write the log-sum-exp, f32, natural logarithm
     write_max      after it, also write the largest score of each row, f32, scaled: of latent caches, keys not split
@@ -100,8 +101,7 @@ class Problem:
     rope_dtype     dtype of these columns, or of those after the values of a latent cache; None: that of K. If they
                    have 8 bits and K 16, they are dequantized; if 16 and K 8, those of Q are a separate tensor
     scale_dtype    "f32": such 8-bit columns have a scale for each key. For a latent cache, the dtype of the scales
-                   in its rows, one for 128 numbers, or "e8m0": one for 64, after the rows of a page. None: there are
-                   none
+                   in its rows, one for 128 numbers, or "e8m0": one for 64, after the rows of a page. None: none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
 
@@ -137,6 +137,7 @@ class Problem:
     packed_lists: bool = False
     list_offsets: bool = False
     longest_first: bool = False
+    cut_lists: bool = False
     skip_softmax: bool = False
     count_skipped: bool = False
     write_lse: bool = False

@@ -146,8 +146,7 @@ def split_configs(
     shared: every CTA takes as many keys as any other, not every part of a sequence.
     dependent_launch: of both kernels; None: as the schedule has it for split keys, where the call left that open
     """
-    if dependent_launch is None and not _chose_launch(config):
-        dependent_launch = config.schedule.dependent_launch
+    dependent_launch = _launch_of(config, dependent_launch)
     if isinstance(config.schedule, PAIRED):
         config = config.with_(schedule=config.schedule.alone)
     partial = config.with_(
@@ -168,6 +167,42 @@ def split_configs(
         arch=config.arch,
     )
     return partial, combine
+
+
+def sorted_config(
+    config: FA4Config, cut: bool = False, dependent_launch: bool | None = None
+) -> FA4Config:
+    """The attention kernel of a call whose work tiles are sorted by their lists; cut: and long lists cut into parts.
+
+    dependent_launch: as in split_configs
+    """
+    changes = dict(cut_lists=True, write_lse=True) if cut else {}
+    early = _launch_of(config, dependent_launch)
+    return config.with_(longest_first=True, dependent_launch=early, **changes)
+
+
+def cut_configs(
+    config: FA4Config, dependent_launch: bool | None = None
+) -> tuple[FA4Config, CombineConfig]:
+    """The two kernels of a call whose long lists are cut: attention, and what merges the parts."""
+    attention = sorted_config(config, True, dependent_launch)
+    combine = CombineConfig(
+        config.o_dtype,
+        config.ov_depth,
+        seqused_q=config.seqused_q,
+        cut=True,
+        write_lse=True,
+        dependent_launch=attention.schedule.dependent_launch,
+        arch=config.arch,
+    )
+    return attention, combine
+
+
+def _launch_of(config: FA4Config, dependent_launch: bool | None) -> bool | None:
+    """dependent_launch of the kernels that a call has instead of `config`'s: as given, or where the call chose it."""
+    if dependent_launch is None and not _chose_launch(config):
+        return config.schedule.dependent_launch
+    return dependent_launch
 
 
 def _chose_launch(config: FA4Config) -> bool:

@@ -160,7 +160,7 @@ class FA4Config(Problem):
     @property
     def in_parts(self) -> bool:
         """Whether a work tile has one of several parts of the keys that its rows see."""
-        return self.split_keys or self.own_parts
+        return self.split_keys or self.own_parts or self.cut_lists
 
     def refusals(self) -> list[str]:
         """Why this variant cannot run: every reason, each with value, limit and remedy. Empty: it runs."""

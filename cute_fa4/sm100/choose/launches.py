@@ -24,7 +24,7 @@ from ..blueprint.small_blocks import reads_units
 from ..combine.config import CombineConfig
 from ..two_tiles.schedule import TwoTiles
 from ..work.lists.config import BlockListsConfig
-from .choose_config import CLUSTER_PARTS, split_configs
+from .choose_config import CLUSTER_PARTS, cut_configs, sorted_config, split_configs
 from .config import FA4Config
 
 
@@ -83,11 +83,31 @@ def may_sort(config: FA4Config) -> bool:
     return config.lists_blocks and not config.longest_first and config.q_layout == "dense"
 
 
+def may_cut(config: FA4Config) -> bool:
+    """Whether long lists may be cut into parts: where their work tiles may be sorted, and softmax sums P.
+
+    Parts are merged by the sum of P before it is rounded.
+    """
+    return may_sort(config) and getattr(config.schedule, "row_sum", None) != "rounded"
+
+
 def own_parts_shapes(config: FA4Config) -> tuple[tuple, tuple]:
     """Shapes of the workspace of a CTA with own_parts: of sums of results, and of log-sum-exps (work/own_parts.py)."""
     tiles, (_, columns, _) = config.tiles, config.tiles.pv_mma_shape
     rows = tiles.rows_per_q_tile
     return (tiles.num_q, columns // SUMS_OF_ACCESS, rows, SUMS_OF_ACCESS), (tiles.num_q * rows,)
+
+
+def list_parts_shapes(config: FA4Config) -> tuple[tuple, tuple]:
+    """Shapes of a slot for a part of a list: of its O, and of its log-sum-exps (work/list_parts.py)."""
+    tiles, (_, columns, _) = config.tiles, config.tiles.pv_mma_shape
+    rows = tiles.num_q * tiles.rows_per_q_tile
+    return (rows, columns), (rows,)
+
+
+def kept_shapes(config: FA4Config) -> tuple[tuple, tuple]:
+    """Shapes of the workspace that the attention kernel itself takes: of a CTA, or of a slot."""
+    return own_parts_shapes(config) if config.own_parts else list_parts_shapes(config)
 
 
 def may_share(config: FA4Config) -> bool:
@@ -143,10 +163,11 @@ def every_launch(
     return list(dict.fromkeys(kernel for kernel in found if kernel is not None))
 
 
-def with_conversions(configs: Iterable) -> list:
+def with_conversions(configs: Iterable, dependent_launch: bool | None = None) -> list:
     """The configurations, and the kernels that convert or sort lists for their calls, without doubles.
 
-    A call with lists has sorted work tiles or not, by its sizes: both attention kernels are there.
+    A call with lists has sorted work tiles or not, and lists that are cut or not, by its sizes: all of these attention
+    kernels are there. dependent_launch: as in launches()
     """
     found = []
     for config in configs:
@@ -156,8 +177,11 @@ def with_conversions(configs: Iterable) -> list:
         elif isinstance(config, FA4Config) and reads_units(config.mask_mod):
             makes = ("tiles",)
         if isinstance(config, FA4Config) and may_sort(config):
-            found.append(config.with_(longest_first=True))
+            found.append(sorted_config(config, dependent_launch=dependent_launch))
             makes += ("longest",)
+        if isinstance(config, FA4Config) and may_cut(config):
+            found += cut_configs(config, dependent_launch)
+            makes += ("cut",)
         found += [config, *(BlockListsConfig(each, config.arch) for each in makes)]
     return list(dict.fromkeys(found))
 

@@ -16,6 +16,7 @@ class CombineConfig:
     depth       head dim of O, a multiple of 4 up to 512
     packed      queries are (total_q, heads, depth) with offsets, not (batch, seqlen_q, heads, depth)
     seqused_q   lengths of queries come from a tensor; rows beyond are neither read nor written
+    cut         rows are those of work tiles whose lists of key blocks are cut (work/list_parts.py)
     shared      parts are in slots; a tensor lists the slots of each block of queries (work/shared_order.py)
     write_lse   also write the log-sum-exp over all keys, f32, natural logarithm
     partial_dtype  "bf16", "fp16" or "f32", of partial results; sums are float32
@@ -29,6 +30,7 @@ class CombineConfig:
     packed: bool = False
     seqused_q: bool = False
     shared: bool = False
+    cut: bool = False
     write_lse: bool = False
     partial_dtype: str = "f32"
     dependent_launch: bool = True
@@ -50,7 +52,12 @@ class CombineConfig:
         'combine_bf16_d128_packed_sm_100a'
         """
         flags = ["packed" if self.packed else "dense"]
-        flags += ["seqused"] * self.seqused_q + ["shared"] * self.shared + ["lse"] * self.write_lse
+        flags += (
+            ["seqused"] * self.seqused_q
+            + ["shared"] * self.shared
+            + ["cut"] * self.cut
+            + ["lse"] * self.write_lse
+        )
         flags += [f"of_{self.partial_dtype}"] * (self.partial_dtype != "f32")
         flags += ["in_order"] * (not self.dependent_launch)
         return "_".join(["combine", self.o_dtype, f"d{self.depth}", *flags, self.arch])

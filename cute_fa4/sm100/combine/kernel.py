@@ -36,7 +36,18 @@ from ..steps import part_sums, row_math
 from ..steps.part_sums import PartSums
 from ..work.sequence import Lengths, queries
 from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
-from .parts import Division, Partial, Row, RowParts, division, lse_place, o_place, parts_of_row
+from .parts import (
+    CutList,
+    Division,
+    Partial,
+    Row,
+    RowParts,
+    division,
+    lse_place,
+    o_place,
+    parts_of_row,
+    rows_of_lists,
+)
 
 WARP = 32
 AHEAD = 8  # parts in flight: loaded one at a time, each would cost the full memory latency
@@ -88,7 +99,9 @@ class CombineKernel:
         partial_lse    (parts, batch, heads, seqlen_q), packed: (parts, heads, total_q); f32, natural logarithm
                        shared: (slots, positions, heads of a tile, depth), packed: (slots * positions, heads of a
                        tile, depth), and (slots, heads of a tile, positions)
-        parts          shared: (blocks, 2) int32, first slot and number of slots
+                       cut: (slots, rows of a CTA, depth), and (slots, rows of a CTA)
+        parts          shared: (blocks, 2) int32, first slot and number of slots. cut: (lists, 3) int32, of a list that
+                       is cut its work tile, first slot and number of slots; 0 slots: there is no such list
         out            (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
         lse            (batch, heads, seqlen_q), packed: (heads, total_q); f32
         cu_seqlens_q   packed: (batch + 1,) int32; seqused_q: (batch,) int32
@@ -109,6 +122,8 @@ class CombineKernel:
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         partial, of_cta = Partial(partial_o, partial_lse, parts), WARPS // cfg.warps_of_row
+        if cutlass.const_expr(cfg.cut):
+            _, rows = rows_of_lists(partial)
         by = division(partial, Int32(batch), seqlen_q, out.shape[-2])
         self.kernel(partial, out, lse, lengths, Int32(batch), Int32(seqlen_q), by).launch(
             grid=[(rows + (of_cta - 1)) // of_cta, 1, 1],
@@ -138,11 +153,34 @@ class CombineKernel:
         if cutlass.const_expr(self.cfg.dependent_launch):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        if sequence < num_sequences:
+        if cutlass.const_expr(self.cfg.cut):
+            self.merge_cut(partial, by, out, lse, lengths, number)
+        elif sequence < num_sequences:
             first_row, length = queries(lengths, sequence, seqlen_q)
             if q_index < length:
                 row = Row(sequence, q_index, first_row + q_index, head)
                 self.merge_row(partial, by, out, lse, row)
+
+    @cute.jit
+    def merge_cut(
+        self,
+        partial: Partial,
+        by: Division,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        lengths: Lengths,
+        number: Int32,
+    ):
+        """Row `number` of those of work tiles whose lists are cut, and every step-th after it until none is left."""
+        rows, step = rows_of_lists(partial)
+        found = CutList.of(partial, by, number)
+        while (number < rows) & (found.parts > 0):
+            _, length = queries(lengths, found.sequence, Int32(out.shape[1]))
+            if found.q_index < length:
+                row = Row(found.sequence, found.q_index, found.q_index, found.head)
+                self.merge_row(partial, by, out, lse, row, found)
+            number = number + step
+            found = CutList.of(partial, by, number)
 
     @cute.jit
     def merge_row(
@@ -152,10 +190,14 @@ class CombineKernel:
         out: cute.Tensor,
         lse: cute.Tensor | None,
         row: Row,
+        of_list: CutList | None = None,
     ):
         cfg = self.cfg
         lane = cute.arch.lane_idx()
-        found = parts_of_row(cfg, partial, by, out, row)
+        if cutlass.const_expr(of_list is None):
+            found = parts_of_row(cfg, partial, by, out, row)
+        else:
+            found = of_list.of_row(partial)
         own = lse_of(found, found.begin + lane)
         held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)
         self.fetch(found, found.begin, held)

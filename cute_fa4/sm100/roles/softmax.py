@@ -95,7 +95,7 @@ def listed_tiles(
     stride = order.stride(cfg, work)
     begin = order.first_tile(cfg, work, i)
     ahead = block_lists.key_tile(cfg, args, work, begin)
-    for n in cutlass.range(begin, work.tiles.count, stride, unroll=1):
+    for n in cutlass.range(begin, block_lists.end_of(cfg, work), stride, unroll=1):
         listed = ahead
         ahead = block_lists.key_tile(cfg, args, work, n + stride)
         turn = replace(share, listed=listed)

@@ -13,7 +13,7 @@ from ...scales import ROW
 from ..blueprint.score_inputs import Aux
 from ..instructions import exp2, tensor_memory, threads
 from ..sync.kernel_args import KernelArgs
-from ..work import kv_range, results, rows, runs, scales
+from ..work import kv_range, list_parts, results, rows, runs, scales
 from ..work.tile import Work
 from . import half_powers, lost_weights, row_math, seen, visibility
 from .row_math import LOG2_E, RowState
@@ -271,6 +271,12 @@ def write_lse(
                 own = part == runs.number_of(work.tile.part)
                 of_part = results.lse_place(cfg, args, work, place, part)
                 args.lse[of_part] = cutlass.select_(own, lse, -Float32.inf)
+        elif cutlass.const_expr(cfg.cut_lists):
+            row = i * cfg.tiles.rows_per_q_tile + thread % cfg.tiles.rows_per_q_tile
+            if list_parts.is_part(work.tile.part):
+                args.splits.lse[list_parts.slot_of(work.tile.part), row] = lse
+            else:
+                args.lse[results.lse_place(cfg, args, work, place)] = lse
         else:
             args.lse[results.lse_place(cfg, args, work, place)] = lse
 

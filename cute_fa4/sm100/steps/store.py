@@ -14,14 +14,15 @@ whole store.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
 from ...dtypes import DTYPES
 from ...tma import copies
+from ..blueprint.entries import SUMS_OF_ACCESS
 from ..instructions import tensor_memory
 from ..sync.kernel_args import KernelArgs, Smem
-from ..work import results, rows
+from ..work import list_parts, results, rows
 from ..work.tile import Work
 from . import row_math
 from .warpgroup import CorrectionGroup
@@ -115,22 +116,63 @@ def scaled(cfg, group: CorrectionGroup, work: Work, i: int, o_address, scale, wh
 
     Every thread of the warpgroup calls it, each for its row.
     """
-    batches = tensor_memory.load_batches(o_address, cfg.tiles.pv_mma_shape[1], COLUMNS)
+
+    def batches():
+        return tensor_memory.load_batches(o_address, cfg.tiles.pv_mma_shape[1], COLUMNS)
 
     def values(batch):
         return row_math.multiplied(batch, scale)
 
-    write_out(cfg, group, work, i, batches, values, COLUMNS, when_read)
+    put_out(cfg, group, work, i, batches, values, COLUMNS, when_read)
 
 
 def merged(cfg, group: CorrectionGroup, work: Work, i: int, o, weights, when_read):
     """The sum of two O, each times its weight, for query tile i; otherwise as `scaled`."""
-    batches = tensor_memory.load_pairs(*o, cfg.tiles.pv_mma_shape[1], COLUMNS_OF_TWO)
+
+    def batches():
+        return tensor_memory.load_pairs(*o, cfg.tiles.pv_mma_shape[1], COLUMNS_OF_TWO)
 
     def values(batch):
         return row_math.weighted_sum(*batch, *weights)
 
-    write_out(cfg, group, work, i, batches, values, COLUMNS_OF_TWO, when_read)
+    put_out(cfg, group, work, i, batches, values, COLUMNS_OF_TWO, when_read)
+
+
+@cute.jit
+def put_out(
+    cfg: cutlass.Constexpr,
+    group: CorrectionGroup,
+    work: Work,
+    i: cutlass.Constexpr,
+    batches_of: cutlass.Constexpr,
+    values_of: cutlass.Constexpr,
+    columns: cutlass.Constexpr,
+    when_read: cutlass.Constexpr,
+):
+    """write_out, or for a part of a list of key blocks write_part. batches_of(): the batches."""
+    if cutlass.const_expr(cfg.cut_lists):
+        if list_parts.is_part(work.tile.part):
+            write_part(cfg, group, work, i, batches_of(), values_of, when_read)
+        else:
+            write_out(cfg, group, work, i, batches_of(), values_of, columns, when_read)
+    else:
+        write_out(cfg, group, work, i, batches_of(), values_of, columns, when_read)
+
+
+def write_part(cfg, group: CorrectionGroup, work: Work, i: int, batches, values_of, when_read):
+    """Values of query tile i in float32, to the slot of the part (work/list_parts.py); otherwise as write_out."""
+    row = i * cfg.tiles.rows_per_q_tile + group.row
+    to = group.args.splits.o[list_parts.slot_of(work.tile.part), row, None]
+    for column, batch in batches:
+        values = values_of(batch)
+        if column + len(values) == cfg.tiles.pv_mma_shape[1]:
+            when_read()
+        for first in range(0, len(values), SUMS_OF_ACCESS):
+            held = cute.make_rmem_tensor(SUMS_OF_ACCESS, Float32)
+            for n in range(SUMS_OF_ACCESS):
+                held[n] = values[first + n]
+            pointer = (to.iterator + (column + first)).align(SUMS_OF_ACCESS * 4)
+            cute.autovec_copy(held, cute.make_tensor(pointer, cute.make_layout(SUMS_OF_ACCESS)))
 
 
 def write_out(
@@ -163,8 +205,21 @@ def write_out(
             end_chunk(cfg, args, smem, work, i, row, chunk)
 
 
-def zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
-    """Zeros for both query tiles, in which no row sees a key; tensor memory is not read."""
+@cute.jit
+def zeros(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
+    """Zeros for both query tiles, in which no row sees a key; tensor memory is not read.
+
+    Nothing for a part of a list: the merge kernel does not read the O of a part without keys.
+    """
+    if cutlass.const_expr(cfg.cut_lists):
+        if list_parts.is_whole(work.tile.part):
+            write_zeros(cfg, args, smem, work, row)
+    else:
+        write_zeros(cfg, args, smem, work, row)
+
+
+def write_zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
+    """Zeros for both query tiles."""
     for i in range(cfg.tiles.num_q):
         for chunk in range(chunks(cfg)):
             begin_chunk(cfg, row, i, chunk)

@@ -13,6 +13,7 @@ from ..blueprint.memory_maps import SmemMap
 from ..operands.rope import Rope
 from ..operands.tma import KVOperand
 from ..work.block_lists import BlockLists
+from ..work.list_parts import ListParts
 from ..work.own_parts import OwnParts
 from ..work.packed_order import PackedOrder
 from ..work.sequence import Lengths
@@ -42,7 +43,7 @@ class KernelArgs:
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
     order: TileOrder | PackedOrder | SharedOrder
-    splits: Splits | OwnParts | None  # where the keys of a block are cut into parts
+    splits: Splits | OwnParts | ListParts | None  # where the keys of a block are cut into parts
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
     descales: tuple  # of 8-bit operands, as cfg.descales names them: (batch, key/value heads), f32

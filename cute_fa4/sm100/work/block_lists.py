@@ -39,7 +39,8 @@ class BlockLists:
     Packed: counts (heads, query blocks of all sequences), entries (heads, entries of all lists).
     Batch and heads may be 1: the lists are then those of every sequence or head.
     first_blocks, first_entries   (batch + 1,), packed only
-    order         (work tiles,): their numbers, the longest lists first; with cfg.longest_first
+    order         (work tiles,): their numbers, the longest lists first; with cfg.longest_first. With cfg.cut_lists
+                  (entries, 4), see list_parts.py
     """
 
     partial_counts: cute.Tensor
@@ -135,7 +136,7 @@ def key_tile(cfg: cutlass.Constexpr, args, work, n: Int32) -> Int32:
     """The key tile of turn n; beyond the last turn, that of the last one."""
     lists, whole = args.blocks, work.tiles.whole
     tiles_per_block = cfg.kv_block // cfg.tiles.BN
-    n = maximum(minimum(n, work.tiles.count - 1), 0)
+    n = maximum(minimum(n, end_of(cfg, work) - 1), 0)
     block = Int32(0)
     if cutlass.const_expr(cfg.full_blocks):
         if n < whole:
@@ -153,6 +154,11 @@ def key_tile(cfg: cutlass.Constexpr, args, work, n: Int32) -> Int32:
     beyond = (num_keys + cfg.tiles.BN - 1) // cfg.tiles.BN
     is_block = (block >= 0) & (block < num_blocks)
     return choose(is_block, block * tiles_per_block + n % tiles_per_block, beyond)
+
+
+def end_of(cfg, work):
+    """The turn after the last one of a work tile."""
+    return work.tiles.first + work.tiles.count if cfg.cut_lists else work.tiles.count
 
 
 def may_be_whole(cfg) -> bool:

@@ -29,7 +29,7 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
-from . import block_lists, blocks, kv_range, packed_order, shared_order, tile_order
+from . import block_lists, blocks, kv_range, list_parts, packed_order, shared_order, tile_order
 from .kv_range import TileRange
 from .line import Held
 from .sequence import Sequence, find_sequence
@@ -176,12 +176,14 @@ def words_of(work: Work) -> list:
         last = last | tiles.late << LATE
     if tiles.whole is not None:
         last = tiles.whole
+    # A work tile with lists is of one head, which says what its key/value head is.
+    in_list = tiles.whole is not None and tile.part is not None
     return [
         tiles.first,
         tiles.count,
         tile.first_position,
         tile.head,
-        tile.kv_head,
+        tile.part if in_list else tile.kv_head,
         tile.batch,
         of.q_first_row,
         of.seqlen_q,
@@ -226,7 +228,10 @@ def work_of(cfg, args, words: list) -> Work:
         found = Sequence(batch, *of)
     else:  # constants and arguments of the kernel: nothing is read
         found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
-    tile = WorkTile(first_position, head, kv_head, batch, last if cfg.in_parts else None)
+    part = last if cfg.in_parts else None
+    if cfg.cut_lists:
+        part, kv_head = kv_head, head // cfg.group
+    tile = WorkTile(first_position, head, kv_head, batch, part)
     if cfg.lists_blocks:
         return Work(tile, found, TileRange(first, count, whole=last))
     if not cfg.uneven:
@@ -281,7 +286,10 @@ def find_work(
 ) -> tuple[Work, Held | None]:
     """The work tile of a block, with its sequence and its key tiles; for block -1, NO_MORE key tiles."""
     number, part = maximum(block, 0), None
-    if cutlass.const_expr(cfg.longest_first):
+    if cutlass.const_expr(cfg.cut_lists):
+        entry = list_parts.Entry.at(args.blocks.order, number)
+        number = maximum(entry.tile, 0)
+    elif cutlass.const_expr(cfg.longest_first):
         number = Int32(args.blocks.order[number])
     if cutlass.const_expr(cfg.split_keys):
         number, part = args.splits.block_and_part(number)
@@ -296,6 +304,10 @@ def find_work(
         of = find_sequence(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
     if cutlass.const_expr(cfg.lists_blocks):
         tiles = block_lists.range_of(cfg, args, tile, of)
+        if cutlass.const_expr(cfg.cut_lists):
+            tile, tiles = entry.of(tile, tiles, uniform)
+            position = choose(entry.tile < 0, BEYOND, tile.first_position)
+            tile = replace(tile, first_position=position)
     else:
         tiles = tiles_of_block(cfg, args, tile, of)
     if cutlass.const_expr(cfg.split_keys):
@@ -316,7 +328,8 @@ def find_work(
 def take_work(
     cfg: cutlass.Constexpr, args, queue: WorkQueue, block: Int32, search: Search
 ) -> tuple[Work, Search]:
-    """The work of `block`, or of a claimed one if `block` has no rows: with lengths in tensors, grids are upper bounds.
+    """The work of `block`, or of a claimed one if `block` has no rows: with lengths in tensors, or lists that are cut,
+    grids are upper bounds.
 
     Shared keys: the next piece, unless `block` is -1.
     """
@@ -327,7 +340,7 @@ def take_work(
         tiles = TileRange(uniform(work.tiles.first), uniform(count))
         tile = replace(work.tile, kv_head=uniform(work.tile.kv_head))
         work = Work(tile, work.sequence, tiles)
-    elif cutlass.const_expr(not cfg.clips_queries):
+    elif cutlass.const_expr(not (cfg.clips_queries or cfg.cut_lists)):
         work, held = find_work(cfg, args, block, held)
     else:
         work = no_work(cfg, count=0)

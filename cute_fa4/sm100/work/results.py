@@ -2,12 +2,13 @@
 
 whole          the rows of the sequence
 parts          the same rows, once for each part, one copy after the other                       split.py
+listed         O, or a slot for a part of a long list                                             list_parts.py
 shared         a separate slot for each piece: (slot, position in the block, head of the tile)   shared_order.py
 """
 
 from ...layouts.scalars import minimum
 from ...tma.tensor_maps import clipped_store
-from . import own_parts, rows, runs, shared_order
+from . import list_parts, own_parts, rows, runs, shared_order
 from .tile import Work
 
 
@@ -107,4 +108,6 @@ def is_first_part(cfg, work: Work):
         return shared_order.begins_block(work.tile.part)
     if cfg.own_parts:
         return own_parts.begins_block(work.tile.part)
+    if cfg.cut_lists:
+        return list_parts.begins_list(work.tile.part)
     return part_of(cfg, work) == 0

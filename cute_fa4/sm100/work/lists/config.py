@@ -22,11 +22,14 @@ BINS = 1 << BIN_BITS
 # Key blocks of the last bin, which also has longer lists.
 MOST = (2 << SUB_BITS << (BINS >> SUB_BITS) - 2) - 1
 
+MOST_CUT_TILES = 1 << 12  # work tiles of a launch whose lists may be cut
+
 MAKES = {
     "tiles": "lists of blocks of any multiple of 16 -> lists of tiles, and kinds of units of 16 keys",
     "kinds": "lists of blocks of multiples of 128 -> the kind of each pair of tiles",
     "order": "kinds of pairs of tiles -> the lists of one owner of the backward pass",
     "longest": "counts of lists -> the work tiles of a launch, the longest lists first",
+    "cut": "the same, and the longest lists are cut into parts",
 }
 
 
@@ -82,3 +85,58 @@ def in_order(lengths: list[int]) -> list[int]:
         ends = (at * each + min(at, more) for at in (window, window + 1))
         found += sorted(range(*ends), key=lambda tile: -bin_of(lengths[tile]))
     return found
+
+
+def share_of(total: int, shares: int, least: int) -> int:
+    """Key blocks of a part, at most: an equal share of all lists, or `least`.
+
+    >>> share_of(100, 4, 8), share_of(101, 4, 8), share_of(20, 4, 8)
+    (25, 26, 8)
+    """
+    return max(-(-total // shares), least)
+
+
+def parts_of(length: int, share: int) -> int:
+    """Parts of a list. One that is up to half longer than a share is not cut: its parts would cost what they gain.
+
+    >>> [parts_of(length, 10) for length in (0, 15, 16, 20, 21, 95)]
+    [1, 1, 2, 2, 3, 10]
+    """
+    return -(-length // share) if 2 * length > 3 * share else 1
+
+
+def most_cut(shares: int) -> int:
+    """An upper bound of the lists that are cut: each is more than half longer than a share, whatever the counts are.
+
+    >>> most_cut(148)
+    99
+    """
+    return 2 * shares // 3 + 1
+
+
+def most_slots(shares: int) -> int:
+    """An upper bound of their parts: a list of n shares has fewer than n + 1.
+
+    >>> most_slots(148)
+    247
+    """
+    return shares + most_cut(shares)
+
+
+def cut_in_order(lengths: list[int], shares: int, least: int) -> list[tuple[int, int, int, int]]:
+    """(work tile, part, parts, slot of part 0) in the order of the kernel; for host code, as bin_of.
+
+    Parts of a list follow one another, those of a bin in the order of their work tiles. Slots are counted in the order
+    of work tiles; one that is not cut has the slot after those of earlier ones, and does not use it.
+
+    >>> cut_in_order([9, 40, 5], 4, 8)
+    [(1, 0, 3, 0), (1, 1, 3, 0), (1, 2, 3, 0), (0, 0, 1, 0), (2, 0, 1, 3)]
+    """
+    share = share_of(sum(min(n, MOST) for n in lengths), shares, least)
+    parts = [parts_of(min(n, MOST), share) for n in lengths]
+    slots, slot = [], 0
+    for n in parts:
+        slots.append(slot)
+        slot += n if n > 1 else 0
+    order = sorted(range(len(lengths)), key=lambda i: -bin_of(-(-lengths[i] // parts[i])))
+    return [(i, part, parts[i], slots[i]) for i in order for part in range(parts[i])]

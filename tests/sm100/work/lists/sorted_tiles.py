@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from cute_fa4.calls.launch import function_for
-from cute_fa4.sm100.work.lists.config import BlockListsConfig, in_order, windows_of
+from cute_fa4.sm100.blueprint.listed import CUT_WORDS, ORDER_WORDS
+from cute_fa4.sm100.work.lists.config import (
+    BlockListsConfig,
+    cut_in_order,
+    in_order,
+    most_cut,
+    windows_of,
+)
 from cute_fa4.system.devices import target_of
 from tests.attention.listed import numbers
 
@@ -54,6 +61,38 @@ class Launch:
 
     def is_right(self) -> bool:
         return self.order() == in_order(self.lengths())
+
+
+def cut(launch: Launch, shares: int, least: int) -> tuple[list, list]:
+    """Entries of the order, and of the lists that are cut, by the kernel that cuts them, too."""
+    blocks, heads, batch, of_list = launch.sizes
+    tiles = blocks * heads * batch
+    order = torch.full((tiles + shares, ORDER_WORDS), -9, dtype=torch.int32)
+    lists = torch.full((most_cut(shares), CUT_WORDS), -9, dtype=torch.int32)
+    function = function_for(BlockListsConfig("cut"), target_of(order.device))
+    first = launch.counts[0][0, 0]
+    if launch.first_blocks is not None:
+        first = numbers(launch.first_blocks)
+    flags = len(launch.counts), int(launch.first_blocks is not None)
+    counts = launch.counts if len(launch.counts) == 2 else launch.counts * 2
+    sizes = blocks, heads, of_list, tiles, shares, least
+    function(counts, first, flags, sizes, order, lists)
+    return [tuple(x) for x in order.tolist()], [tuple(x) for x in lists.tolist()]
+
+
+def cuts_right(launch: Launch, shares: int, least: int) -> bool:
+    order, lists = cut(launch, shares, least)
+    expected = cut_in_order(launch.lengths(), shares, least)
+    of_lists = sorted(
+        (tile, slot, parts) for tile, part, parts, slot in expected if parts > 1 > part
+    )
+    number = len(of_lists)
+    return (
+        order[: len(expected)] == expected
+        and all(tile == -1 for tile, *_ in order[len(expected) :])
+        and lists[:number] == of_lists
+        and all(parts == 0 for *_, parts in lists[number:])
+    )
 
 
 def drawn(*shape: int, most: int = 300, seed: int = 0) -> torch.Tensor:

@@ -253,7 +253,7 @@ VARIANTS = {
         "descales": "QK",
         **CAUSAL,
     },
-    "rope behind a gap, one tile": {
+    "rope after a gap, one tile": {
         "qkv_dtype": "e4m3",
         "head_dim": 96,
         "head_dim_v": 64,

@@ -279,8 +279,8 @@ def test_the_parameters_have_the_names_of_flash_attn_4():
     ).split()
     parameters = inspect.signature(flash_attn_func).parameters
     ours = [
-        *("mask", "key_limit"),  # behind window_size, which they complete
-        *("tokens_per_split", "batch_invariant", "workspace"),  # behind num_splits
+        *("mask", "key_limit"),  # after window_size, which they complete
+        *("tokens_per_split", "batch_invariant", "workspace"),  # after num_splits
         *("k_rope", "q_rope", "k_rope_descale", "v_block_scale_layout"),
         *("q_descale", "k_descale", "v_descale", "o_scale", "k_block_scale", "v_block_scale"),
         "q_quantize",  # 16-bit queries over 8-bit keys, which it does not take

@@ -26,7 +26,7 @@ LAUNCHES, REPETITIONS, WARM_UP = 50, 5, 20
 ZEROS = 256 << 20
 SPIN_CYCLES = 400_000  # longer than it takes to ask for a launch
 
-WAYS = ("graph", "events", "events behind zeros")
+WAYS = ("graph", "events", "events after zeros")
 KINDS = ("nothing", "stream", "attention")
 
 

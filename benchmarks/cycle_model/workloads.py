@@ -154,7 +154,7 @@ def workloads_of(variant) -> list[Workload]:
 
 
 def own_parts_workloads(variant) -> list[Workload]:
-    """Blocks of one part, of two sizes, and of two and three parts; alone and behind others of their CTA."""
+    """Blocks of one part, of two sizes, and of two and three parts; alone and after others of their CTA."""
     sizes = [(n, n) for n in TILES_OF_ONE_PART]
     sizes += [(parts * TILES_OF_A_PART, TILES_OF_A_PART) for parts in (2, 3)]
     return [

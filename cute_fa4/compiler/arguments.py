@@ -7,9 +7,9 @@ Strides are 64-bit symbols divisible by what TMA needs; the head dim is a number
 from __future__ import annotations
 
 from itertools import compress
-from math import prod
 
-from cute_fa4.dtypes import DTYPES, E4M3, elements_in
+from cute_fa4.compiler.fake_tensors import fake_dense, fake_elements, fake_rows
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.operands import (
     BLOCKS,
     LENGTHS,
@@ -24,15 +24,10 @@ from cute_fa4.scales import BLOCK, HEAD, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.cache_blocks import in_words
-from cute_fa4.sm100.blueprint.listed import CUT_WORDS, OF_CUT, ORDER_WORDS, has_tensors
+from cute_fa4.sm100.blueprint.listed import CUT_WORDS, ORDER_WORDS, has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.launches import kept_shapes
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.indexer.config import DEPTH, IndexerConfig, TopKConfig
-from cute_fa4.sm100.work.lists.config import BlockListsConfig
-
-# TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16 bits.
-ALIGNMENT_BYTES = 16
 
 
 def fake_arguments(config: FA4Config) -> dict:
@@ -49,10 +44,10 @@ def fake_arguments(config: FA4Config) -> dict:
     keys = _key_sizes(config, batch, heads_kv)
 
     def values(sizes, depth, dtype=config.qkv_dtype):
-        return _fake_rows(dtype, (*sizes, depth))
+        return fake_rows(dtype, (*sizes, depth))
 
     rows_o, lse = _results(config, rows_q, heads_q)
-    counts = [_fake("i32", (2,))] * config.count_skipped
+    counts = [fake_elements("i32", (2,))] * config.count_skipped
     return dict(
         mQ=values((*rows_q, heads_q), config.q_depth),
         mK=values(keys, config.stored_depth, config.stored_dtype),
@@ -63,7 +58,7 @@ def fake_arguments(config: FA4Config) -> dict:
         **_lengths(config),
         max_seqlen_q=Int32(1),
         mask_sizes=_mask_sizes(config),
-        sink=_fake(config.sink_dtype, (heads_q,)) if config.sink else None,
+        sink=fake_elements(config.sink_dtype, (heads_q,)) if config.sink else None,
         aux=_aux(config),
         split=_split(config),
         in_cache=_in_cache(config) if config.seqused_k else None,
@@ -82,7 +77,10 @@ def _mask_sizes(config: FA4Config | BackwardConfig) -> tuple | None:
 
 
 def _aux(config: FA4Config | BackwardConfig) -> tuple | None:
-    return tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux) or None
+    return (
+        tuple(fake_elements(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
+        or None
+    )
 
 
 def _lengths(config: FA4Config) -> dict:
@@ -114,7 +112,7 @@ def _index_tensor(name: str):
     """(batch,), (batch + 1,), (batch, pages): a sum of symbols has no spelling, so the caller checks sizes."""
     from cutlass.cute import sym_int
 
-    return _fake("i32", tuple(sym_int() for _ in OPERANDS[name].axes))
+    return fake_elements("i32", tuple(sym_int() for _ in OPERANDS[name].axes))
 
 
 def _descales(config: FA4Config) -> tuple | None:
@@ -135,12 +133,12 @@ def _descales(config: FA4Config) -> tuple | None:
             rank = of_q + 1 if tensor == "q" else of_keys + (kind == BLOCK)
         if kind == BLOCK:
             dtype = "u8"
-        every.append(_fake(dtype, (None,) * rank, free_last=True))
+        every.append(fake_elements(dtype, (None,) * rank, free_last=True))
     if config.cache_blocks:
         elements = ("i32" if in_words(config, name) else "u8" for name in "kv")
-        every += [_fake(dtype, (None,) * (of_keys + 1)) for dtype in elements]
+        every += [fake_elements(dtype, (None,) * (of_keys + 1)) for dtype in elements]
     if config.latent_blocks:
-        every.append(_fake("i32", (None,) * of_keys))
+        every.append(fake_elements("i32", (None,) * of_keys))
     return tuple(every) or None
 
 
@@ -157,12 +155,12 @@ def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
     further: tuple = ()
     if config.rope_page_size:
         rows = sym_int(symbol="rope_pages"), config.rope_page_size, 1
-        further = (_fake("i32", (sym_int(), sym_int())),)
+        further = (fake_elements("i32", (sym_int(), sym_int())),)
     if config.mixes_rope:
-        further += (_fake_rows(dtype, (*queries, config.rope_depth)),)
+        further += (fake_rows(dtype, (*queries, config.rope_depth)),)
     if config.scale_dtype:
-        further += (_fake("f32", (None,) * (len(rows) - 1), free_last=True),)
-    return _fake_rows(dtype, (*rows, config.rope_depth)), *further
+        further += (fake_elements("f32", (None,) * (len(rows) - 1), free_last=True),)
+    return fake_rows(dtype, (*rows, config.rope_depth)), *further
 
 
 def _blocks(config: FA4Config) -> tuple | None:
@@ -172,7 +170,7 @@ def _blocks(config: FA4Config) -> tuple | None:
     names = compress(NAMES[BLOCKS], has_tensors(config))
     sizes: list = [(None,) * len(axes_of_list(name, config.packed_lists)) for name in names]
     sizes += [(None, ORDER_WORDS) if config.cut_lists else (None,)] * config.longest_first
-    return tuple(_fake("i32", of_tensor) for of_tensor in sizes)
+    return tuple(fake_elements("i32", of_tensor) for of_tensor in sizes)
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
@@ -182,13 +180,13 @@ def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
     if config.share_keys:  # a slot for each piece, with the heads of a tile
         heads, positions = config.heads_per_tile, sym_int(symbol="positions")
         in_slots = (sym_int(),) if config.q_layout == "packed" else (sym_int(), positions)
-        return (*in_slots, heads), _fake("f32", (sym_int(symbol="slots"), heads, positions))
+        return (*in_slots, heads), fake_elements("f32", (sym_int(symbol="slots"), heads, positions))
     lse_rows = (*rows_q[:-1], heads_q, rows_q[-1])
     if config.split_keys:
         rows_o = (sym_int(symbol="parts_and_rows"), *rows_q[1:], heads_q)
-        return rows_o, _fake("f32", (sym_int(symbol="parts"), *lse_rows))
+        return rows_o, fake_elements("f32", (sym_int(symbol="parts"), *lse_rows))
     of_rows = (2, *lse_rows) if config.write_max else lse_rows
-    return (*rows_q, heads_q), _fake("f32", of_rows) if config.write_lse else None
+    return (*rows_q, heads_q), fake_elements("f32", of_rows) if config.write_lse else None
 
 
 def _split(config: FA4Config) -> tuple | None:
@@ -196,11 +194,11 @@ def _split(config: FA4Config) -> tuple | None:
     from cutlass.cute import sym_int
 
     if config.share_keys:
-        return Int32(1), Int32(1), _fake("i32", (sym_int(symbol="blocks"), 2))
+        return Int32(1), Int32(1), fake_elements("i32", (sym_int(symbol="blocks"), 2))
     if config.own_parts or config.cut_lists:
         number = sym_int(symbol="ctas" if config.own_parts else "slots")
         return *[Int32(1)] * config.own_parts, *(
-            _fake_dense("f32", (number, *shape)) for shape in kept_shapes(config)
+            fake_dense("f32", (number, *shape)) for shape in kept_shapes(config)
         )
     if config.in_runs:
         return Int32(1), Int32(0), Int32(1)
@@ -219,24 +217,24 @@ def fake_append_arguments(config: AppendConfig) -> dict:
 
     def values(sizes, depth, dtype):
         row = DTYPES[dtype]
-        return _fake_rows(row.element, (*sizes, depth // row.in_byte))
+        return fake_rows(row.element, (*sizes, depth // row.in_byte))
 
     return dict(
         new_k=values(new, config.depth, config.new_dtype),
         new_v=values(new, config.depth_v, config.new_dtype),
         k_cache=values(cache, config.depth, config.dtype),
         v_cache=values(cache, config.depth_v, config.dtype),
-        cache_seqlens=_fake("i32", (sym_int(),)),
-        offsets=_fake("i32", (sym_int(),)) if config.packed else None,
-        page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
+        cache_seqlens=fake_elements("i32", (sym_int(),)),
+        offsets=fake_elements("i32", (sym_int(),)) if config.packed else None,
+        page_table=fake_elements("i32", (sym_int(), sym_int())) if config.paged else None,
         batch=Int32(1),
-        cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
+        cache_batch_idx=fake_elements("i32", (sym_int(),)) if config.cache_batch_idx else None,
         descales=(
             *(
-                _fake("f32", (None,) * (2 if kind == HEAD else 3), free_last=True)
+                fake_elements("f32", (None,) * (2 if kind == HEAD else 3), free_last=True)
                 for _, kind in Scales.of(config.descales).given
             ),
-            *(_fake("u8", (None,) * 4) for _ in "kv" if config.of_blocks),
+            *(fake_elements("u8", (None,) * 4) for _ in "kv" if config.of_blocks),
         )
         or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
@@ -262,11 +260,11 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
     if config.cut:
         partial_o = partial_lse = tuple(sym_int(symbol=x) for x in ("slots", "positions"))
     return dict(
-        partial_o=_fake_rows(config.partial_dtype, (*partial_o, config.depth)),
-        partial_lse=_fake("f32", partial_lse),
-        parts=_fake("i32", (sym_int(symbol="blocks"), words)) if words else None,
-        out=_fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),
-        lse=_fake("f32", of_lse) if config.write_lse else None,
+        partial_o=fake_rows(config.partial_dtype, (*partial_o, config.depth)),
+        partial_lse=fake_elements("f32", partial_lse),
+        parts=fake_elements("i32", (sym_int(symbol="blocks"), words)) if words else None,
+        out=fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),
+        lse=fake_elements("f32", of_lse) if config.write_lse else None,
         **{
             name: _index_tensor(name) if given else None
             for name, given in zip(
@@ -290,70 +288,32 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
     queries, keys = (*of_batch, rows_q, heads_q), (*of_batch, rows_k, heads_kv)
 
     def values(sizes, depth, dtype=config.dtype):
-        return _fake_rows(dtype, (*sizes, depth))
+        return fake_rows(dtype, (*sizes, depth))
 
     in_batch = LENGTHS_OF_SEQUENCES if config.used else OFFSETS_OF_SEQUENCES
-    lengths = Int32(1), Int32(1), *(_fake("i32", (sym_int(),)) for _ in in_batch)
+    lengths = Int32(1), Int32(1), *(fake_elements("i32", (sym_int(),)) for _ in in_batch)
     sides = (queries, config.depth), (keys, config.depth), (keys, config.depth_v)
     written: tuple = tuple(values(*side, config.grad_dtype) for side in sides)
     if config.wanted:
         ctas = sym_int(symbol="ctas")
-        lines = tuple(_fake_rows("f32", (ctas, sym_int())) for _ in config.summed)
+        lines = tuple(fake_rows("f32", (ctas, sym_int())) for _ in config.summed)
         written = lines, Int32(1)
     return dict(
         q=values(queries, config.depth),
         k=values(keys, config.depth),
         v=values(keys, config.depth_v),
         o=values(queries, config.depth_v),
-        lse=_fake("f32", (*of_batch, heads_q, rows_q)),
+        lse=fake_elements("f32", (*of_batch, heads_q, rows_q)),
         do=values(queries, config.depth_v),
-        dlse=_fake("f32", (*of_batch, heads_q, rows_q)) if config.dlse else None,
+        dlse=fake_elements("f32", (*of_batch, heads_q, rows_q)) if config.dlse else None,
         written=written,
-        stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), config.numbers_of_tile)),
+        stats=fake_rows("f32", (heads_q, sym_int(symbol="tiles"), config.numbers_of_tile)),
         softmax_scale=Float32(1.0),
         mask_sizes=_mask_sizes(config),
         aux=_aux(config),
         lengths=lengths if config.packed else None,
         lists=_fake_lists(config),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
-
-
-def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
-    """The same for __call__ of ListsKernel, OrderKernel, LongestKernel and CutKernel."""
-    from cutlass import Int32
-    from cutlass.cute import sym_int
-    from cutlass.cute.runtime import make_fake_stream
-
-    def numbers(rank: int, dtype: str = "i32"):
-        return _fake(dtype, (None,) * rank)
-
-    def pair(rank: int):
-        return numbers(rank), numbers(rank)
-
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    if config.makes == "order":
-        sizes = tuple(sym_int() for _ in range(5))
-        kinds = _fake("u8", sizes, free_last=True)
-        return dict(kinds=kinds, counts=numbers(3), entries=numbers(4), stream=stream)
-    if config.makes in ("longest", "cut"):
-        given = dict(counts=pair(3), first_blocks=numbers(1), flags=(Int32(1), Int32(1)))
-        number, written = 4, {"order": numbers(1)}
-        if config.makes == "cut":
-            number, written = 6, {x: _fake("i32", (None, n)) for x, n in OF_CUT.items()}
-        return dict(**given, sizes=tuple(Int32(1) for _ in range(number)), **written, stream=stream)
-    results: tuple = (numbers(4, "u8"),)
-    if config.makes == "tiles":
-        results = numbers(3), numbers(4), numbers(3), numbers(4), numbers(4, "u8")
-    return dict(
-        counts=pair(3),
-        entries=pair(4),
-        places=pair(1),
-        lengths=pair(1),
-        flags=tuple(Int32(1) for _ in range(5)),
-        sizes=tuple(Int32(1) for _ in range(6)),
-        results=results,
-        stream=stream,
     )
 
 
@@ -364,45 +324,7 @@ def _fake_lists(config: BackwardConfig) -> tuple | None:
     if not config.listed:
         return None
     dims = [3, 4] * (1 if config.wanted else 2)
-    return tuple(_fake("i32", tuple(sym_int() for _ in range(rank))) for rank in dims)
-
-
-def fake_indexer_arguments(config: IndexerConfig) -> dict:
-    """The same for IndexerKernel.__call__."""
-    from cutlass import Int32
-    from cutlass.cute import sym_int
-    from cutlass.cute.runtime import make_fake_stream
-
-    names = "batch", "queries", "rows", "pages", "keys"
-    batch, queries, rows, pages, keys = (sym_int(symbol=name) for name in names)
-    by_row = config.ends == "rows"
-    return dict(
-        q=_fake_rows(E4M3.name, (batch, queries, config.heads, DEPTH)),
-        k=_fake_rows(E4M3.name, (rows, pages, DEPTH)),
-        k_scale=_fake("f32", (rows, pages), free_last=True),
-        weights=_fake("f32", (batch, queries, config.heads), free_last=True),
-        starts=None if config.page_size else _fake("i32", (batch, queries)),
-        ends=_fake("i32", (batch, queries) if by_row else (batch,)),
-        pages=_fake("i32", (batch, sym_int())) if config.page_size else None,
-        logits=_fake("f32", (batch, queries, keys)),
-        tiles_each=Int32(1),
-        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
-
-
-def fake_topk_arguments(config: TopKConfig) -> dict:
-    """The same for TopKKernel.__call__, of any configuration."""
-    from cutlass.cute import sym_int
-    from cutlass.cute.runtime import make_fake_stream
-
-    rows = sym_int(symbol="rows")
-    return dict(
-        logits=_fake("f32", (rows, sym_int())),
-        starts=_fake("i32", (rows,)),
-        ends=_fake("i32", (rows,)),
-        indices=_fake("i32", (rows, sym_int())),
-        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
-    )
+    return tuple(fake_elements("i32", tuple(sym_int() for _ in range(rank))) for rank in dims)
 
 
 def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
@@ -420,36 +342,3 @@ def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
     if config.binds_page_size:
         rows = sym_int(symbol="page_size", divisibility=config.page_size)
     return (pages, heads_kv, rows) if config.page_heads_first else (pages, rows, heads_kv)
-
-
-def _fake_rows(dtype: str, shape: tuple):
-    """A tensor for TMA and 16-byte accesses: a contiguous depth, other strides multiples of 16 bytes."""
-    from cutlass.cute import sym_int64
-    from cutlass.cute.runtime import make_fake_tensor
-
-    per_alignment = elements_in(dtype, ALIGNMENT_BYTES)
-    strides = [sym_int64(divisibility=per_alignment) for _ in shape[:-1]]
-    return make_fake_tensor(
-        DTYPES[dtype].cutlass, shape, (*strides, 1), assumed_align=ALIGNMENT_BYTES
-    )
-
-
-def _fake_dense(dtype: str, shape: tuple):
-    """A contiguous tensor for 16-byte accesses, with sizes that are numbers after the first."""
-    from cutlass.cute import sym_int64
-    from cutlass.cute.runtime import make_fake_tensor
-
-    inner = [prod(shape[place + 1 :]) for place in range(1, len(shape))]
-    strides = sym_int64(divisibility=elements_in(dtype, ALIGNMENT_BYTES)), *inner
-    return make_fake_tensor(DTYPES[dtype].cutlass, shape, strides, assumed_align=ALIGNMENT_BYTES)
-
-
-def _fake(dtype: str, shape: tuple, free_last: bool = False):
-    """A tensor read element by element; its last dimension is contiguous unless free_last."""
-    from cutlass.cute import sym_int, sym_int64
-    from cutlass.cute.runtime import make_fake_tensor
-
-    sizes = tuple(sym_int() if size is None else size for size in shape)
-    strides = [sym_int64() for _ in shape[:-1]] + [sym_int64() if free_last else 1]
-    width = DTYPES[dtype].bytes_of(1)
-    return make_fake_tensor(DTYPES[dtype].cutlass, sizes, tuple(strides), assumed_align=width)

@@ -11,8 +11,10 @@ from cute_fa4.compiler.arguments import (
     fake_append_arguments,
     fake_arguments,
     fake_backward_arguments,
-    fake_block_lists_arguments,
     fake_combine_arguments,
+)
+from cute_fa4.compiler.arguments_of_lists import (
+    fake_block_lists_arguments,
     fake_indexer_arguments,
     fake_topk_arguments,
 )

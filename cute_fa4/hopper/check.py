@@ -133,7 +133,7 @@ def measure(call: Call, out: torch.Tensor, lse: torch.Tensor | None, row: Row) -
     spare = out[call.spare].float()
     overwritten = int((spare != torch.tensor(CANARY, dtype=out.dtype).item()).sum())
     if overwritten:
-        raise WrongResult(f"{overwritten} elements behind the last sequence were written")
+        raise WrongResult(f"{overwritten} elements after the last sequence were written")
     difference = exact_norm = of_rounding = 0.0
     scale = O_SCALE if call.variant.out else 1.0
     for q, k, v, at_out, at_lse in call.sequences:

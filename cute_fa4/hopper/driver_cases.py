@@ -270,9 +270,7 @@ def other_context(functions: Functions) -> str:
     return f"cuCtxCreate {status}: {said}, {'still' if kept else 'no longer'} current, {append.wrong()} wrong rows"
 
 
-@case(
-    "the neighbours of guarded memory (guarded.py) are not mapped", "inside 0, before 1, behind 1"
-)
+@case("the neighbours of guarded memory (guarded.py) are not mapped", "inside 0, before 1, after 1")
 def guarded_memory(functions: Functions) -> str:
     torch.cuda.init()
     torch.zeros(1, device="cuda")
@@ -283,4 +281,4 @@ def guarded_memory(functions: Functions) -> str:
 
     begin, end = memory.begin, memory.begin + memory.size
     inside = write(begin) or write(end - 16)
-    return f"CUresult of writing 16 bytes inside {inside}, before {write(begin - 16)}, behind {write(end)}"
+    return f"CUresult of writing 16 bytes inside {inside}, before {write(begin - 16)}, after {write(end)}"

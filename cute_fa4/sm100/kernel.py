@@ -38,8 +38,8 @@ from .work.own_parts import OwnParts
 from .work.packed_order import PackedOrder
 from .work.queue import WorkQueue
 from .work.sequence import Lengths
-from .work.shared_order import SharedOrder
 from .work.split import Splits
+from .work.stream_k import StreamK
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are ready. 0 is sync_threads, 1 in steps/store.py
 
@@ -57,10 +57,10 @@ def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
     return tile_order.grid_size(cfg, seqlen_q, heads, batch), order
 
 
-def shared_order(cfg, batch, seqlen_q, heads, lse, split: tuple) -> SharedOrder:
+def stream_k(cfg, batch, seqlen_q, heads, lse, split: tuple) -> StreamK:
     """How the key tiles of a batch are split (stream-K); split: (CTAs, least tiles, parts)."""
     ctas, least, parts = split
-    return SharedOrder(
+    return StreamK(
         num_sequences=Int32(batch),
         num_heads=Int32(heads) // cfg.heads_per_tile,
         num_blocks=tile_order.blocks(cfg, Int32(seqlen_q)),
@@ -234,7 +234,7 @@ class SM100Kernel:
                     parts as its first dimension. With cfg.in_runs then the parts that a CTA takes (work/runs.py).
                     With share_keys: (CTAs, least key tiles of one, Int32 (blocks, 2) for the slots of the
                     parts of a block). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
-                    positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
+                    positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/stream_k.py
                     With cut_lists: the workspace of work/list_parts.py, O and the log-sum-exp
         in_cache    with seqused_k: 1 if seqused_k does not count the keys of this call's queries, else 0; then the
                     tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
@@ -270,7 +270,7 @@ class SM100Kernel:
             page_divisor = cute.fast_divmod_create_divisor_v2(rows_of_page)
         splits = None
         if cutlass.const_expr(cfg.share_keys):
-            grid, order = split[0], shared_order(cfg, batch, seqlen_q, heads, mLSE, split)
+            grid, order = split[0], stream_k(cfg, batch, seqlen_q, heads, mLSE, split)
         else:
             grid, order = grid_and_order(
                 cfg,

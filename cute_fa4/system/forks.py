@@ -69,7 +69,7 @@ class ScratchDirectory:
     def path(self) -> Path:
         """The directory. A forked child gets a new one, and so does a process whose directory was deleted."""
         if self._process != os.getpid() or not self._made.is_dir():
-            remove_left_behind(self._prefix)
+            remove_left_after(self._prefix)
             made = Path(tempfile.mkdtemp(prefix=self._prefix))
             self._lock = _lock(made / IN_USE)
             atexit.register(_remove, made, os.getpid())
@@ -77,7 +77,7 @@ class ScratchDirectory:
         return self._made
 
 
-def remove_left_behind(prefix: str) -> None:
+def remove_left_after(prefix: str) -> None:
     """Remove this user's scratch directories that ended processes left behind."""
     if fcntl is None:
         return

@@ -40,7 +40,7 @@ def test_one_query_sees_every_key(attention, device):
 
 
 @pytest.mark.parametrize("seen", [127, 128, 129], ids=lambda n: f"sees{n}")
-def test_keys_behind_the_diagonal_are_not_looked_at(attention, device, seen):
+def test_keys_after_the_diagonal_are_not_looked_at(attention, device, seen):
     """Row r of S queries on S keys is the same row when later keys and values are anything finite.
 
     Around 128 the first unseen key lies in the row's last tile or in one that is skipped.

@@ -224,8 +224,8 @@ def test_a_first_tile_with_a_mask_has_its_maximum():
         assert work_tiles_again(executed, usual, of=3) == again
 
 
-def test_packed_sequences_and_lone_query_tiles():
-    """Lone query tiles (100 rows): either warpgroup has a first tile of its own, tile 0 and tile 1; both jump.
+def test_packed_sequences_and_single_query_tiles():
+    """Single query tiles (100 rows): either warpgroup has a first tile of its own, tile 0 and tile 1; both jump.
 
     600 keys are four whole tiles and a masked one, 260 two whole ones, 100 none.
     """

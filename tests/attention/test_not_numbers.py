@@ -56,7 +56,7 @@ def test_a_key_of_nan_makes_nan(case, monkeypatch):
     assert config.schedule.lags == case.startswith("lagged")
     columns = emulated_columns(config)
     others = [column for column in range(BN) if column not in columns and column - 1 not in columns]
-    other, other_behind = others[0], next(column for column in others if column >= BN // 4)
+    other, other_after = others[0], next(column for column in others if column >= BN // 4)
     asked = 2 * min(emulated_pairs(BN // 2, config.schedule.exp2_emulated, 0))
     assert max(other, asked) < BN // 4 <= columns[0]
     generator = torch.Generator().manual_seed(0)
@@ -69,7 +69,7 @@ def test_a_key_of_nan_makes_nan(case, monkeypatch):
         1: columns[0],
         2: BN + columns[-1] + 1,
         3: BN + other,
-        4: other_behind,
+        4: other_after,
         5: asked,
         6: other,
     }

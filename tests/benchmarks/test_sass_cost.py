@@ -37,7 +37,7 @@ def cost_of(code: str, shape: Shape = D128):
     return kernel_cost(parse(listing(code)), shape)
 
 
-def test_a_retry_behind_the_end_is_not_counted():
+def test_a_retry_after_the_end_is_not_counted():
     """wait, branch, 32 MMAs, back edge = 35; the three instructions out of line are no steady state."""
     assert cost_of(MMA_LOOP).of("mma").instructions == 2 + 32 + 1
 

@@ -12,7 +12,7 @@ from cute_fa4.sm100.choose.config import SCHEDULES
 
 @pytest.mark.parametrize("dtype, head_dim", [("bf16", 64), ("bf16", 128), ("e4m3", 128)])
 def test_everything_has_a_name(dtype, head_dim):
-    """The first and the last have row sums in tensor memory, behind O."""
+    """The first and the last have row sums in tensor memory, after O."""
     cfg = choose_config(qkv_dtype=dtype, head_dim=head_dim)
     labels = kernel_labels(cfg)
     assert all(labels.role(warp) for warp in range(cfg.schedule.warps.threads // 32))

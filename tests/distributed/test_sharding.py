@@ -33,7 +33,7 @@ def packed() -> dict:
 
 
 def appended() -> dict:
-    """A token for each of two sequences behind 5 and 20 rows of dense caches of 32."""
+    """A token for each of two sequences after 5 and 20 rows of dense caches of 32."""
     call = problems.decode()
     del call["page_table"]
     call["k_cache"], call["v_cache"] = torch.randn(2, 2, 32, 2, 64, dtype=problems.BF16)

@@ -130,7 +130,7 @@ def run(*command):
     return scripts.run("-m", "cute_fa4.emulator", *command, cwd=ROOT, env=os.environ)
 
 
-def test_nothing_of_it_is_left_behind():
+def test_nothing_of_it_is_left_after():
     import cutlass.cute as cute
     import cutlass.utils
     from cuda.bindings import driver

@@ -256,20 +256,20 @@ def test_addresses_without_a_state_space_are_generic():
 
 
 @pytest.mark.parametrize("checks", ["ptx", "hardware"])
-def test_the_response_is_read_behind_the_wait(checks):
+def test_the_response_is_read_after_the_wait(checks):
     """bar.sync is no substitute: in order, the response is there already, and the read is a race."""
     with pytest.raises(RaceError, match="nothing orders a read of shared memory after") as error:
         run(START + ASK + "bar.sync 0; bar.sync 0;" + READ + WAIT, checks=checks)
     assert "response of try_cancel (writes its destination)" in str(error.value)
 
 
-def test_a_second_request_comes_behind_the_readers():
+def test_a_second_request_comes_after_the_readers():
     """Without the bar.sync of the loop, thread 0 asks again while the other warp may still read."""
     with pytest.raises(RaceError, match="response of try_cancel.*which read it"):
         run(PERSISTENT.replace(AGAIN, "@%p3 bra LOOP;"))
 
 
-def test_a_second_request_comes_behind_a_proxy_fence():
+def test_a_second_request_comes_after_a_proxy_fence():
     """The writer is the asynchronous proxy and the readers are not. Level "hardware" does not ask for it."""
     body = PERSISTENT.replace(FENCE, "")
     with pytest.raises(

@@ -184,7 +184,7 @@ def test_more_ctas_than_the_chip_holds_cannot_all_wait(monkeypatch):
         run(BARRIER, 33)
 
 
-def test_a_wait_that_is_no_spin_says_nothing_of_clusters_behind_it(monkeypatch):
+def test_a_wait_that_is_no_spin_says_nothing_of_clusters_after_it(monkeypatch):
     """On an mbarrier that is never raised."""
     monkeypatch.setattr(launch, "SMS", 0)  # room for one cluster
     with pytest.raises(emulator.Deadlock) as report:

@@ -92,7 +92,7 @@ def test_four_rows_may_go_to_any_lane_of_the_quarters():
     "bits, suffix, shift", [(4, ".b8x16.b4x16_p64", 2), (6, ".b8x16.b6x16_p32", 0)]
 )
 def test_elements_of_4_and_6_bits_become_bytes(shape, bits, suffix, shift):
-    """16 elements at the beginning of 16 bytes, the first in the lowest bits; the padding behind is not looked at."""
+    """16 elements at the beginning of 16 bytes, the first in the lowest bits; the padding after is not looked at."""
     rows, nbytes, _ = SHAPES[shape]
     random = np.random.default_rng(bits)
     codes = random.integers(0, 1 << bits, (rows, nbytes)).astype(np.uint8)

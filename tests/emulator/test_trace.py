@@ -83,7 +83,7 @@ def test_copies_are_in_the_order_that_load_py_draws(recorded):
 
 
 @pytest.mark.parametrize("mode, seed", [("hostile", 1), ("random", 1)])
-def test_slots_behind_thread_barriers_do_not_depend_on_the_schedule(recorded, mode, seed):
+def test_slots_after_thread_barriers_do_not_depend_on_the_schedule(recorded, mode, seed):
     """Correction warps meet before and after each chunk of O. A warp that is at the next meeting already does not
     move those that are still leaving this one.
     """

@@ -13,7 +13,7 @@ from cute_fa4.hopper.variant import Variant, decode, dense
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
+def test_configurations_asks_for_kernels_and_leaves_nothing_after():
     variants = (Variant(64), Variant(64, keys="pages", page_size=16))
     found = configurations(variants, "quick")
     # Prefill of dense keys and of pages, decode of pages.

@@ -81,7 +81,7 @@ def test_a_right_result_passes(packed):
     [
         ((5, 1, 7), float("nan"), "1 elements of out and 0 of lse are NaN"),
         ((46, 0), 3.0, "relative error"),  # a row of the last sequence
-        ((47, 1, 2), 0.0, "1 elements behind the last sequence were written"),
+        ((47, 1, 2), 0.0, "1 elements after the last sequence were written"),
     ],
 )
 def test_a_wrong_result_is_seen(packed, place, value, said):
@@ -124,9 +124,9 @@ def test_every_further_launch_is_compared(packed):
     made, out, lse = packed
     unlike = lse.clone()
     unlike[0, 3] = torch.nextafter(unlike[0, 3], torch.tensor(9.0))
-    behind = lse.clone()
-    behind[:, 47:] = 5.0  # belongs to no sequence
-    good = Launches((out, lse), (out, behind))
+    after = lse.clone()
+    after[:, 47:] = 5.0  # belongs to no sequence
+    good = Launches((out, lse), (out, after))
     assert check.check(replace(made, launch=good), lambda: good).launches == 6
     # 4 blocks: as they come, with refusals, and with one and with three that claim the others
     claims = [{}, {}, dict(refused=0.25, seed=4), dict(greedy=1), dict(greedy=3)]

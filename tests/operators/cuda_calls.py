@@ -110,7 +110,7 @@ class OnCuda(torch.Tensor):
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every operation of torch, and executes it on the memory behind."""
+    """Writes down every operation of torch, and executes it on the memory after."""
 
     def __init__(self):
         super().__init__()

@@ -61,7 +61,7 @@ def caches(batch: int, layout: str):
 
 @pytest.mark.parametrize("layout", ["dense", "NHD", "HND"])
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "dense rows"])
-def test_rows_land_behind_those_of_the_cache_and_nowhere_else(packed, layout):
+def test_rows_land_after_those_of_the_cache_and_nowhere_else(packed, layout):
     new = NEW if packed else [4] * len(NEW)
     k, v, first, sequences = new_rows(new, packed)
     *both, table, row_of = caches(len(new), layout)

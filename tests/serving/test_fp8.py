@@ -216,7 +216,7 @@ ONE_ROW, TWO_TILES, DEEP = (1, 8), (140, 2), (130, 2)
     ],
 )  # fmt: skip
 def test_out_of_8_bits_under_queries_of_16(rows, keys, depths, dtype, kv_dtype, parts):
-    """The same rounding behind P of 16 bits; of q that is quantised on the way, its error besides."""
+    """The same rounding after P of 16 bits; of q that is quantised on the way, its error besides."""
     (queries, heads), (depth, depth_v) = rows, depths
     generator = torch.Generator().manual_seed(0)
     sizes = ((queries, heads, depth), (keys, 2, depth), (keys, 2, depth_v))

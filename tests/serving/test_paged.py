@@ -222,7 +222,7 @@ def test_every_size_gives_the_bits_of_contiguous_keys(case):
 
 @pytest.mark.parametrize("page_size", [1, 3, 24])
 def test_no_entry_beyond_the_pages_of_a_sequence_is_read(page_size):
-    # The last sequence fills its row of the table, behind which the table's memory ends: the emulator faults there.
+    # The last sequence fills its row of the table, after which the table's memory ends: the emulator faults there.
     # Its second tile has four rows and more that are not there. Elsewhere entries are numbers of pages full of NaN.
     batch = Batch.draw([1, 1], [5, 131], depth=64)
     storage = paged_kv(batch, page_size)

@@ -196,7 +196,7 @@ def test_parts_of_keys_have_units_of_their_own(dtype, bound, parts):
 
 @pytest.mark.sweep
 def test_scales_lie_where_the_rows_of_a_cache_do():
-    """Sequences by cache_batch_idx, behind left padding: a key and its scale are found by the same rule."""
+    """Sequences by cache_batch_idx, after left padding: a key and its scale are found by the same rule."""
     k, v, k_scale, v_scale = cache_of(3, 300)
     k_scale[0, :130], v_scale[2, 290:] = torch.nan, torch.nan  # unused
     order, padding, held = [2, 0], [5, 130], [290, 280]

@@ -228,7 +228,7 @@ def commits(self: Crossings):
 
 
 def waits(self: Crossings):
-    """Waits of the mma warp of CTA 0: none, or without the fence behind."""
+    """Waits of the mma warp of CTA 0: none, or without the fence after."""
 
     def planted(n, words, edit, meant):
         return self.planted_at(self.awaited, n, words, WAIT, edit, meant)

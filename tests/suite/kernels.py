@@ -38,6 +38,8 @@ KERNEL_SOURCES = (
     "cute_fa4.tma",
     "cute_fa4.layouts",
     "cute_fa4.compiler.arguments",
+    "cute_fa4.compiler.arguments_of_lists",
+    "cute_fa4.compiler.fake_tensors",
 )
 
 _MISSING = object()

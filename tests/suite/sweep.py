@@ -156,7 +156,7 @@ class SweepPlugin:
         if self.sweeping:
             self.passed_file = config.rootpath / DIRECTORY / fingerprint(config.rootpath)
 
-    @pytest.hookimpl(trylast=True)  # behind -m and -k
+    @pytest.hookimpl(trylast=True)  # after -m and -k
     def pytest_collection_modifyitems(self, config, items):
         """Plain pytest leaves the rest of the products to the sweep."""
         wanted, done = set(items), 0

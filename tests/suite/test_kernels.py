@@ -33,7 +33,7 @@ def test_a_kernel_of_a_replaced_method_is_refused_too(monkeypatch):
         compile_cache.function_for(CONFIG, "emulator")
 
 
-def test_kernels_of_its_own_are_neither_found_nor_left_behind(own_kernels, monkeypatch):
+def test_kernels_of_its_own_are_neither_found_nor_left_after(own_kernels, monkeypatch):
     monkeypatch.setattr(exp2, "emulated_pairs", lambda *_: frozenset())
     made = []
     monkeypatch.setattr(compiler, "compile_function", lambda *key: made.append(key) or made.append)
@@ -42,7 +42,7 @@ def test_kernels_of_its_own_are_neither_found_nor_left_behind(own_kernels, monke
     assert disk_cache.usable_directory() is None
 
 
-def test_nothing_was_left_behind():
+def test_nothing_was_left_after():
     """Of the test above; in one process when this file is run as it is."""
     assert functions.existing(CONFIG, "emulator") is None
 

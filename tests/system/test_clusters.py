@@ -48,7 +48,7 @@ def test_the_question_is_for_one_cta_an_sm_and_is_allowed_in_a_capture():
 @pytest.mark.parametrize(
     "fails", ["cuModuleLoadData", "cuFuncSetAttribute", "cuOccupancyMaxActiveClusters"]
 )
-def test_a_driver_that_refuses_leaves_nothing_behind(fails):
+def test_a_driver_that_refuses_leaves_nothing_after(fails):
     driver = Driver(fails)
     with pytest.raises(RuntimeError, match=fails):
         clusters._asked(driver, 0, 8)

@@ -88,7 +88,7 @@ def test_a_directory_that_is_just_being_made_stays(tmp_path, monkeypatch):
     young = tmp_path / f"{PREFIX}young"
     young.mkdir()
     (young / forks.IN_USE).touch()
-    forks.remove_left_behind(PREFIX)
+    forks.remove_left_after(PREFIX)
     assert young.exists()
 
 

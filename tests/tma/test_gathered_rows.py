@@ -74,16 +74,16 @@ TOO_EARLY = (
 PLANTED = {
     "two rows of four change places": (replace(GATHERS, gather(r"\3, \5, \4, \6")), NUMBERS),
     "the third row comes twice": (replace(GATHERS, gather(r"\3, \4, \5, \5")), NUMBERS),
-    "each row is the one behind it": (replace(GATHERS, gather(r"\4, \5, \6, \3")), NUMBERS),
+    "each row is the one after it": (replace(GATHERS, gather(r"\4, \5, \6, \3")), NUMBERS),
     "every lane gathers": (replace(GATHERS, gather(r"\3, \4, \5, \6", predicate="")), TOO_EARLY),
     "a gather is left out": (delete(GATHERS.first), HANG),
     "the second chunk has the columns of the first": (replace(COLUMN, r"add.s32 column, \1, 0;"), NUMBERS),
     "the second chunk begins amid 16 bytes": (replace(COLUMN, r"add.s32 column, \1, 60;"), ("TensorMapError",)),
     "the second chunk lies a row too far": (replace(PLACE, r"add.s32 at, \1, 16512;"), (*NUMBERS, *ASYNCHRONY)),
-    "rows of V that do not exist are row 0": (replace(NO_ROW.behind(OF_V), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
+    "rows of V that do not exist are row 0": (replace(NO_ROW.after(OF_V), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
     "place in the page and head are left out": (replace(OF_HEAD, r"mul.lo.s32 \1, \2, \3;"), NUMBERS),
     "a row is that of the first gather": (
-        replace(FROM_LANE.behind(OF_V).first, r"shfl.sync.idx.b32 \1, \2, 0, 31, -1;"), NUMBERS,
+        replace(FROM_LANE.after(OF_V).first, r"shfl.sync.idx.b32 \1, \2, 0, 31, -1;"), NUMBERS,
     ),
     "the bytes of a gather are not announced": (replace(BYTES, r"mov.b32 \1, 32256;"), TOO_EARLY),
 }  # fmt: skip

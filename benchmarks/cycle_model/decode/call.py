@@ -99,8 +99,8 @@ def call_of(
 
 
 def _shared(blocks: list[int], split) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """(pieces of every CTA, most pieces of a block), sm100/work/shared_order.py."""
-    from cute_fa4.sm100.work.shared_order import pieces_of
+    """(pieces of every CTA, most pieces of a block), sm100/work/stream_k.py."""
+    from cute_fa4.sm100.work.stream_k import pieces_of
 
     queues: list[list[int]] = [[] for _ in range(split.ctas)]
     number = [0] * len(blocks)

@@ -113,14 +113,14 @@ class _Run:
     def next_cta(self, further: bool) -> None:
         """The next one that has not started, on an SM that is free. further: another one was there before."""
         if self.waiting:
-            first, *behind = self.waiting.pop()
+            first, *after = self.waiting.pop()
             kernel = self.chip.kernel
-            self.begin(first, kernel.further if further and self.goes_on else kernel.first, behind)
+            self.begin(first, kernel.further if further and self.goes_on else kernel.first, after)
 
-    def begin(self, tiles: float, curves: tuple[Curve, ...], behind: list[float]) -> None:
+    def begin(self, tiles: float, curves: tuple[Curve, ...], after: list[float]) -> None:
         rest = self.chip.kernel.set_up(tiles, self.chip.memory.latency, curves) / 2
         self.number += 1
-        heapq.heappush(self.fixed, (self.now + rest, self.number, "stream", tiles, rest, behind))
+        heapq.heappush(self.fixed, (self.now + rest, self.number, "stream", tiles, rest, after))
 
     def step(self) -> None:
         """Until the next CTA begins to stream, or ends to."""
@@ -132,15 +132,15 @@ class _Run:
         until = min(stream_end, fixed_end)
         self.account(until - self.now, count, share, rate)
         if stream_end <= fixed_end:
-            self.done, _, rest, behind = heapq.heappop(self.streams)
+            self.done, _, rest, after = heapq.heappop(self.streams)
             self.number += 1
-            heapq.heappush(self.fixed, (self.now + rest, self.number, "end", 0, rest, behind))
+            heapq.heappush(self.fixed, (self.now + rest, self.number, "end", 0, rest, after))
             return
-        _, number, what, tiles, rest, behind = heapq.heappop(self.fixed)
+        _, number, what, tiles, rest, after = heapq.heappop(self.fixed)
         if what == "stream":
-            heapq.heappush(self.streams, (self.done + tiles, number, rest, behind))
-        elif behind:
-            self.begin(behind[0], self.chip.kernel.within, behind[1:])
+            heapq.heappush(self.streams, (self.done + tiles, number, rest, after))
+        elif after:
+            self.begin(after[0], self.chip.kernel.within, after[1:])
         else:
             self.next_cta(further=True)
 

@@ -85,7 +85,7 @@ def table(found: list[TableRow]) -> str:
 
 # CallTime.bound -> the bound of a row, and what would change it.
 BINDS = {
-    "set-up": "what comes before and behind the keys: start, prologue, one key tile after the other, epilogue",
+    "set-up": "what comes before and after the keys: start, prologue, one key tile after the other, epilogue",
     "merge": "merging the parts",
     "bandwidth": "memory: while CTAs read it gives {share:.0%} of its ceiling; at the ceiling, with nothing besides, "
     "the row would take {least} us",

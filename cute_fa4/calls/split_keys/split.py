@@ -13,7 +13,7 @@
 With batch_invariant=True, or under CUTE_FA4_BATCH_INVARIANT=on, the parts have tokens_per_split or else
 invariant_tokens keys, whatever num_splits is.
 
-Which keys a part takes follows from the lengths on the device (sm100/work/split.py, shared_order.py): no plan, no
+Which keys a part takes follows from the lengths on the device (sm100/work/split.py, stream_k.py): no plan, no
 metadata tensor, no synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still
 has keys enough, and where sequences differ so much that the longest ones would be waited for.
 """

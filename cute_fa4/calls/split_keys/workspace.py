@@ -43,7 +43,7 @@ def of_ctas(q: torch.Tensor, ctas: int, shapes: tuple) -> list[torch.Tensor]:
 def slots(
     q: torch.Tensor, v: torch.Tensor, number: int, positions: int, heads: int, blocks: int
 ) -> list[torch.Tensor]:
-    """[partial O, its log-sum-exp, slots of each block] of shared keys, likewise; see work/shared_order.py."""
+    """[partial O, its log-sum-exp, slots of each block] of shared keys, likewise; see work/stream_k.py."""
     return _tensors(
         q.device, *_of_slots(q.dim() == 4, number, positions, heads, blocks, columns_of(v))
     )

@@ -98,7 +98,7 @@ def _report(order, tmem, at, found, number, clock):
             report(
                 f"{place}: a barrier orders {access.what} after the access that {verb} it, but PTX asks for "
                 "tcgen05.fence::before_thread_sync ahead of the barrier (tcgen05.commit has it built in) and "
-                "tcgen05.fence::after_thread_sync behind it",
+                "tcgen05.fence::after_thread_sync after it",
                 access,
                 before,
             )
@@ -106,7 +106,7 @@ def _report(order, tmem, at, found, number, clock):
     hint = {
         "tcgen05.ld": "a barrier, with tcgen05.wait::ld before it",
         "tcgen05.st": "a barrier, with tcgen05.wait::st before it",
-    }.get(before.what, "a wait for the mbarrier of a tcgen05.commit behind it")
+    }.get(before.what, "a wait for the mbarrier of a tcgen05.commit after it")
     error = RaceError(
         report(
             f"race on {place}: nothing orders {access.what} after what {verb} it, {before.what}; missing is {hint}",

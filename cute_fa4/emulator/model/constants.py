@@ -74,7 +74,7 @@ B200: dict[str, Constant] = {
     "lat_read": Constant(10, "cycles", "operands are read; no source"),
     "lat_fence": Constant(20, "cycles", _ASSUMED),
     "lat_membar_gpu": Constant(
-        575, "cycles", f"{_ADEMEURE}: MEMBAR.ALL.GPU behind writes; 267 with none on their way"
+        575, "cycles", f"{_ADEMEURE}: MEMBAR.ALL.GPU after writes; 267 with none on their way"
     ),
     "lat_tmem_alloc": Constant(253, "cycles", f"{_ADEMEURE}: uncontended"),
     # synchronisation

@@ -94,7 +94,7 @@ class Problem:
     write_lse      also write the log-sum-exp, f32, natural logarithm
     write_max      after it, also write the largest score of each row, f32, scaled: of latent caches, keys not split
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
-    share_keys     with split_keys: every CTA takes an equal share of the batch's key tiles (work/shared_order.py)
+    share_keys     with split_keys: every CTA takes an equal share of the batch's key tiles (work/stream_k.py)
     rope_depth     last columns of K, stored in a separate tensor that all heads share (multi-head latent
                    attention, not absorbed); qk_depth counts them; 0: K has all columns
     rope_page_size keys per page of that tensor, which has a separate page table; 0: its rows are those of K

@@ -17,7 +17,7 @@ class CombineConfig:
     packed      queries are (total_q, heads, depth) with offsets, not (batch, seqlen_q, heads, depth)
     seqused_q   lengths of queries come from a tensor; rows beyond are neither read nor written
     cut         rows are those of work tiles whose lists of key blocks are cut (work/list_parts.py)
-    shared      parts are in slots; a tensor lists the slots of each block of queries (work/shared_order.py)
+    shared      parts are in slots; a tensor lists the slots of each block of queries (work/stream_k.py)
     write_lse   also write the log-sum-exp over all keys, f32, natural logarithm
     partial_dtype  "bf16", "fp16" or "f32", of partial results; sums are float32
     dependent_launch  the CTAs may start while the grid before them in the stream ends, and wait for it (programmatic

@@ -251,7 +251,7 @@ def step(
     cute.arch.fence_proxy("async.shared", space="cta")
     tensor_memory.fence_before()
     events.p_ready.arrive(0)
-    of_keys = token_scales.behind(states.of_keys, ahead, unit)
+    of_keys = token_scales.after(states.of_keys, ahead, unit)
     return RowStates(tuple(u.maximum for u in updates), sums, of_keys, largest)
 
 

@@ -105,7 +105,7 @@ def growth(of_keys: KeyScales | None, unit):
     return before * inverse_unit(now)
 
 
-def behind(of_keys: KeyScales | None, ahead: tuple | None, unit) -> KeyScales | None:
+def after(of_keys: KeyScales | None, ahead: tuple | None, unit) -> KeyScales | None:
     """The state after a key tile."""
     return None if of_keys is None else replace(of_keys, ahead=ahead, unit=unit)
 

@@ -175,10 +175,10 @@ def step(
     else:
         total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
     token_scales.release(cfg, events, of_keys)
-    return skipped.followed(lost_weights.behind(cfg, state, row_max, factor, total), highest)
+    return skipped.followed(lost_weights.after(cfg, state, row_max, factor, total), highest)
 
 
-def behind(first: tuple, parts):
+def after(first: tuple, parts):
     """(first column, scores) part by part, of which the first has been taken."""
     yield first
     yield from parts
@@ -206,7 +206,7 @@ def first_step(
     s_address, parts = begin_scores(cfg, order, group, tile)
     first = next(parts)
     state = lagged.begun(cfg, state, first[1], scale_log2)
-    scores = behind(first, parts)
+    scores = after(first, parts)
     if cutlass.const_expr(not cfg.reads_by_quarter):
         scores = joined(scores)
         order.may_free_s(events, i, phase)

@@ -37,9 +37,9 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
         return
     copies.load_tile(args.q, dtype, address, mbarrier, position, further)
     if cfg.tiles.q_comes_in_parts:
-        behind = cfg.tiles.bytes_of(cfg.tiles.rows_per_q_tile * cfg.tiles.own_qk_depth)
+        after = cfg.tiles.bytes_of(cfg.tiles.rows_per_q_tile * cfg.tiles.own_qk_depth)
         dtype = DTYPES[cfg.rope_stored_dtype].cutlass
-        copies.load_tile(args.rope.of_q, dtype, address + behind, mbarrier, position, further)
+        copies.load_tile(args.rope.of_q, dtype, address + after, mbarrier, position, further)
 
 
 def look_up(cfg, args: KernelArgs, work: Work, n):

@@ -84,7 +84,7 @@ def before(state: RowState, factor):
     return Int32(_asm(T.i32(), [state.lost, factor], RESCALE_LOST, "=r,r,f"))
 
 
-def behind(cfg, state: RowState, row_max, factor, total) -> RowState:
+def after(cfg, state: RowState, row_max, factor, total) -> RowState:
     """The state after a key tile. total: of write_probabilities, the sum of P or the loss of the codes so far."""
     if not isinstance(state, SumOfCodes):
         return RowState(row_max, state.row_sum * factor + total)

@@ -67,8 +67,8 @@ def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
     """
     if not cfg.tiles.q_comes_in_parts:
         return [(cfg.qkv_dtype, steps)] if steps else []
-    behind = cfg.tiles.own_qk_depth // cfg.tiles.MMA_K
-    own, shared = steps[: cfg.tiles.own_steps], steps[behind:]
+    after = cfg.tiles.own_qk_depth // cfg.tiles.MMA_K
+    own, shared = steps[: cfg.tiles.own_steps], steps[after:]
     if not cfg.mixes_rope:
         return [(cfg.qkv_dtype, own + shared)]
     return [(cfg.qkv_dtype, own), (cfg.rope_dtype, shared)]

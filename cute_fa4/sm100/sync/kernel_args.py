@@ -17,8 +17,8 @@ from ..work.list_parts import ListParts
 from ..work.own_parts import OwnParts
 from ..work.packed_order import PackedOrder
 from ..work.sequence import Lengths
-from ..work.shared_order import SharedOrder
 from ..work.split import Splits
+from ..work.stream_k import StreamK
 from ..work.tile_order import TileOrder
 from .pipelines import Event
 
@@ -42,7 +42,7 @@ class KernelArgs:
     rows_per_block: tuple
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
-    order: TileOrder | PackedOrder | SharedOrder
+    order: TileOrder | PackedOrder | StreamK
     splits: Splits | OwnParts | ListParts | None  # where the keys of a block are cut into parts
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)

@@ -36,7 +36,7 @@ from .own_parts import hooks as own_parts
 from .p_beside_s import PBesideSCode, SkippingBesideS
 from .p_crossed import PCrossedCode
 from .p_over_s import POverSCode
-from .single_tile.hooks import LonePBesideS, LonePOverS
+from .single_tile.hooks import SinglePBesideS, SinglePOverS
 from .uneven import hooks as uneven
 
 ORDER_CODE = {
@@ -46,7 +46,7 @@ ORDER_CODE = {
     "p_crossed_summed": PCrossedCode(),
 }
 WITH_SKIPPED_TILES = {"p_over_s": POverSCode(), "p_beside_s": SkippingBesideS()}
-WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
+WITH_SINGLE_TILES = {"p_over_s": SinglePOverS(), "p_beside_s": SinglePBesideS()}
 
 
 def codes_of(cfg) -> dict:
@@ -58,8 +58,8 @@ def codes_of(cfg) -> dict:
     if cfg.own_parts:
         return own_parts.CODE
     if cfg.uneven:
-        return uneven.WITH_LONE_TILES if cfg.schedule.lone_tiles else uneven.CODE
-    return WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
+        return uneven.WITH_SINGLE_TILES if cfg.schedule.lone_tiles else uneven.CODE
+    return WITH_SINGLE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
 
 
 @cute.jit

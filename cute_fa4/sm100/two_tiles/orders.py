@@ -144,11 +144,11 @@ def best_order(family: str, tiles: Tiles, lone_tiles: bool | None = None) -> str
     until the warpgroups have taken turns (docs/decisions/0019), and does not support single-tile work tiles.
     """
     problem = tiles.problem
-    lone = problem.clips_queries if lone_tiles is None else lone_tiles
+    single = problem.clips_queries if lone_tiles is None else lone_tiles
     allowed = {
         "p_over_s": True,
         "p_beside_s": PBesideS().tmem(tiles).fits,
-        "p_crossed": problem.is_quantized and not (lone or problem.skip_softmax),
+        "p_crossed": problem.is_quantized and not (single or problem.skip_softmax),
     }
     return next(order for order in preference(family, problem) if allowed.get(order))
 

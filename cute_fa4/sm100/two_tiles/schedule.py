@@ -34,7 +34,7 @@ from .orders import (
 )
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
-ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
+ORDERS_OF_SINGLE_TILES = ("p_over_s", "p_beside_s")
 ORDERS_OF_UNEVEN_TILES = (
     "p_over_s",
     "p_beside_s",
@@ -109,7 +109,7 @@ class TwoTiles(RowSchedule):
             order = best_order(self.family, of_two, schedule.lone_tiles)
             schedule = replace(schedule, order=order)
         if schedule.lone_tiles is None:
-            takes_them = schedule.order in ORDERS_OF_LONE_TILES
+            takes_them = schedule.order in ORDERS_OF_SINGLE_TILES
             schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
         if self.maximum is None:
             schedule = replace(schedule, maximum=maximum)
@@ -128,8 +128,8 @@ class TwoTiles(RowSchedule):
 
     def adds_up(self, problem: Problem) -> bool:
         """Whether P V also sums P by default: with exponentials in f16 (docs/decisions/0019)."""
-        lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
-        if not self._may_add_up(problem) or self.exponential != "half" or lone:
+        single = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
+        if not self._may_add_up(problem) or self.exponential != "half" or single:
             return False
         if self.row_sum is not None:
             return self.row_sum == "rounded"
@@ -283,10 +283,10 @@ class TwoTiles(RowSchedule):
                 f"lone_tiles=True with descales={problem.descales!r}: scales of each key are not supported for it: use "
                 "lone_tiles=False"
             )
-        if self.lone_tiles and self.order not in (None, *ORDERS_OF_LONE_TILES):
+        if self.lone_tiles and self.order not in (None, *ORDERS_OF_SINGLE_TILES):
             why.append(
                 f"lone_tiles=True with order={self.order!r} is not supported: use "
-                f"{' or '.join(ORDERS_OF_LONE_TILES)}, or lone_tiles=False"
+                f"{' or '.join(ORDERS_OF_SINGLE_TILES)}, or lone_tiles=False"
             )
         if self.lags and problem.q_block:
             why.append(

@@ -93,8 +93,8 @@ def uneven(cfg, tiles: TileRange, first_position, sequence, sizes) -> TileRange:
 def left_out(cfg, tiles: TileRange, last_position, num_keys, key_limit, sizes):
     """How many key tiles come after the last one that query tile 0 sees; its last row is last_position. One stays."""
     _, hi = hull(cfg, last_position, num_keys, key_limit, sizes)
-    behind = tiles.end_of(1) - (hi + cfg.tiles.BN - 1) // cfg.tiles.BN
-    return maximum(minimum(behind, tiles.count - 1), 0)
+    after = tiles.end_of(1) - (hi + cfg.tiles.BN - 1) // cfg.tiles.BN
+    return maximum(minimum(after, tiles.count - 1), 0)
 
 
 def not_begun(cfg, tiles: TileRange, early, first_position, num_keys, key_limit, sizes):

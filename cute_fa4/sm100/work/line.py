@@ -1,7 +1,7 @@
 """Find the sequence at a number on a line of consecutive sequences whose lengths are known on the device only.
 
 An order says how long a sequence is on its line, in `of_sequence`: a number of CTAs (packed_order.py) or of key tiles
-(shared_order.py). The load warp holds `order.held` sequences, at most 32, one per lane. It looks up the next ones when
+(stream_k.py). The load warp holds `order.held` sequences, at most 32, one per lane. It looks up the next ones when
 a number lies after them: the numbers that a CTA asks for ascend. After a smaller number the search starts over.
 
     lane        0      1      2     ...  31          sequences 32 to 63, of 3, 0, 2, ... on a line that has 40 before

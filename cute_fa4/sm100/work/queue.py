@@ -3,7 +3,7 @@
     first work tile     the block that the CTA was launched as
     further ones        blocks of the grid that have not started: cluster launch control hands one over at a time
                         (PTX ISA: "clusterlaunchcontrol.try_cancel"); none is left: the CTA ends
-    shared keys         one piece after another of the CTA's own stretch of the line (shared_order.py): no claims
+    shared keys         one piece after another of the CTA's own stretch of the line (stream_k.py): no claims
 
 A CTA sets up once, and the next tile's Q, K and V arrive while the last tile is being finished. The hardware still
 distributes the blocks to free CTAs, in the order of the grid. The host launches the same grid as without claims, where
@@ -29,12 +29,12 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
-from . import block_lists, blocks, kv_range, list_parts, packed_order, shared_order, tile_order
+from . import block_lists, blocks, kv_range, list_parts, packed_order, stream_k, tile_order
 from .kv_range import TileRange
 from .line import Held
 from .sequence import Sequence, find_sequence
-from .shared_order import Stretch
 from .split import taken_in_turn
+from .stream_k import Stretch
 from .tile import Work, WorkTile
 
 NO_MORE = -1  # key tiles: no work is left
@@ -163,7 +163,7 @@ class OwnStretch(OneBlock):
     take_next = WorkQueue.take_next
 
     def answer(self, search: "Search") -> Int32:
-        return shared_order.next_of(search.stretch)
+        return stream_k.next_of(search.stretch)
 
 
 def words_of(work: Work) -> list:
@@ -261,8 +261,8 @@ def begin(cfg, args, block) -> tuple[Int32, Search]:
     """Load warp: -> (the CTA's first block or tile, the search). block: its number in the grid."""
     over = cutlass.Boolean(False) if "work_checked" in cfg.barriers else None
     if cfg.share_keys:
-        stretch = shared_order.stretch_of(cfg, args, block)
-        return shared_order.next_of(stretch), Search(Int32(0), stretch=stretch, over=over)
+        stretch = stream_k.stretch_of(cfg, args, block)
+        return stream_k.next_of(stretch), Search(Int32(0), stretch=stretch, over=over)
     held = Held.none(args.order) if cfg.q_layout == "packed" else None
     return block, Search(Int32(0), held, over=over)
 
@@ -335,7 +335,7 @@ def take_work(
     """
     claims, held, stretch = search.claims, search.held, search.stretch
     if cutlass.const_expr(cfg.share_keys):  # every piece has rows
-        work, stretch = shared_order.find_piece(cfg, args, stretch)
+        work, stretch = stream_k.find_piece(cfg, args, stretch)
         count = choose(block < 0, NO_MORE, work.tiles.count)
         tiles = TileRange(uniform(work.tiles.first), uniform(count))
         tile = replace(work.tile, kv_head=uniform(work.tile.kv_head))

@@ -3,12 +3,12 @@
 whole          the rows of the sequence
 parts          the same rows, once for each part, one copy after the other                       split.py
 listed         O, or a slot for a part of a long list                                             list_parts.py
-shared         a separate slot for each piece: (slot, position in the block, head of the tile)   shared_order.py
+shared         a separate slot for each piece: (slot, position in the block, head of the tile)   stream_k.py
 """
 
 from ...layouts.scalars import minimum
 from ...tma.tensor_maps import clipped_store
-from . import list_parts, own_parts, rows, runs, shared_order
+from . import list_parts, own_parts, rows, runs, stream_k
 from .tile import Work
 
 
@@ -39,7 +39,7 @@ def o_place(cfg, args, work: Work, i) -> tuple:
 
 
 def _o_place_in_slot(cfg, args, work: Work, i) -> tuple:
-    per_tile, slot = rows.positions_per_tile(cfg), shared_order.slot_of(work.tile.part)
+    per_tile, slot = rows.positions_per_tile(cfg), stream_k.slot_of(work.tile.part)
     inside = i * per_tile
     if not cfg.clips_queries:  # TMA cuts the tile where the slot ends
         return inside, (0, slot)
@@ -58,7 +58,7 @@ def row_place(cfg, args, work: Work, place: rows.Row) -> tuple:
     sequence, tile = work.sequence, work.tile
     if cfg.share_keys:
         inside, head = place.q_index - tile.first_position, place.head - tile.head
-        slot = shared_order.slot_of(tile.part)
+        slot = stream_k.slot_of(tile.part)
         if cfg.q_layout == "dense":
             return slot, inside, head
         return slot * args.order.positions + inside, head
@@ -86,7 +86,7 @@ def lse_place(cfg, args, work: Work, place: rows.Row, part=None) -> tuple:
     sequence, tile = work.sequence, work.tile
     if cfg.share_keys:
         inside = place.q_index - tile.first_position
-        return shared_order.slot_of(tile.part), place.head - tile.head, inside
+        return stream_k.slot_of(tile.part), place.head - tile.head, inside
     at = (place.head, sequence.q_first_row + place.q_index)
     if cfg.q_layout == "dense":
         at = (sequence.batch, place.head, place.q_index)
@@ -105,7 +105,7 @@ def max_place(cfg, args, work: Work, place: rows.Row) -> tuple:
 def is_first_part(cfg, work: Work):
     """Whether no keys come before those of this work tile: contributions that count once for all parts count here."""
     if cfg.share_keys:
-        return shared_order.begins_block(work.tile.part)
+        return stream_k.begins_block(work.tile.part)
     if cfg.own_parts:
         return own_parts.begins_block(work.tile.part)
     if cfg.cut_lists:

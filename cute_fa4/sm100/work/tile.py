@@ -19,7 +19,7 @@ class WorkTile:
     head: Int32  # of the query; packed: the first of the group
     kv_head: Int32
     batch: Int32
-    part: Int32 | None = None  # of the keys, where they are split; shared: shared_order.part_of
+    part: Int32 | None = None  # of the keys, where they are split; shared: stream_k.part_of
 
 
 @dataclass(frozen=True)

@@ -105,13 +105,13 @@ READ_IN_TIME = lines("correction", BUFFER_READ)  # a chunk's buffer is free agai
 @pytest.mark.parametrize(
     "edit, error",
     [
-        (delete(softmax(WAIT_LD).behind(WHOLE_TILE).first), emulator.RegisterHazard),
+        (delete(softmax(WAIT_LD).after(WHOLE_TILE).first), emulator.RegisterHazard),
         (delete(softmax(WAIT_ST).ahead_of(P_READY).last), emulator.RaceError),
         (delete(softmax(BEFORE).ahead_of(P_READY).last), emulator.TensorOrderError),
-        (delete(softmax(AFTER).behind(WHOLE_TILE).first), emulator.TensorOrderError),
+        (delete(softmax(AFTER).after(WHOLE_TILE).first), emulator.TensorOrderError),
         (delete(lines("prologue", r"fence\.mbarrier_init\S*;")), emulator.BarrierError),
         # The first chunk of O1 is the first that finds its buffer in use.
-        (delete(READ_IN_TIME.behind(o_ready(1)).first), emulator.RaceError),
+        (delete(READ_IN_TIME.after(o_ready(1)).first), emulator.RaceError),
         (replace(wait("mma", "q_full[0]"), ALWAYS_TRUE), emulator.RaceError),
         (replace(K_FULL, ALWAYS_TRUE), emulator.RaceError),
         (replace(PV_LAST["O0"], ALWAYS_TRUE), emulator.RaceError),
@@ -151,7 +151,7 @@ def test_the_next_work_tile_overwrites_what_the_last_one_still_reads():
 
 @pytest.mark.parametrize("pattern", [WAIT_LD, AFTER], ids=["wait::ld", "fence::after"])
 def test_what_only_ptx_asks_for_is_not_missed_by_hardware(pattern):
-    edit = delete(softmax(pattern).behind(WHOLE_TILE).first)
+    edit = delete(softmax(pattern).after(WHOLE_TILE).first)
     out, _, _ = attention(causal=False, transform=planted(edit), checks="hardware")
     assert torch.equal(out, attention(causal=False, checks=None)[0])
 

@@ -135,7 +135,7 @@ def test_parameters_are_laid_out_by_size_and_alignment():
     assert kernel.param_bytes == 208
 
 
-def test_dynamic_shared_memory_starts_behind_reserved_and_static_bytes():
+def test_dynamic_shared_memory_starts_after_reserved_and_static_bytes():
     """1024 reserved bytes, 48 static ones, then the next multiple of the extern array's alignment."""
     symbols = [
         ins.operands[1]

@@ -110,7 +110,7 @@ def products():
     yield Mutant(
         "the second part of P V forgets the first",
         FULL,
-        flag(0, product("O0").behind(PV_LAST["O0"]).first),
+        flag(0, product("O0").after(PV_LAST["O0"]).first),
         WRONG,
     )
     first_step = lambda of: product(of, r"(tcgen05\.mma.*), accumulate;")
@@ -164,7 +164,7 @@ def columns():
         replace(lines("softmax", TMEM_STORE).between(WHOLE_TILE, P_READY).middle, shift(16)),
         WRONG_OR_UNORDERED,
     )
-    read = lambda i: lines("correction", TMEM_LOAD).behind(o_ready(i)).first
+    read = lambda i: lines("correction", TMEM_LOAD).after(o_ready(i)).first
     yield Mutant(
         "sixteen columns of the output are read from the other query tile",
         FULL,
@@ -216,7 +216,7 @@ def coordinates():
         "the output tile is stored 128 rows further",
         CAUSAL,
         replace(
-            lines("correction", store).behind(o_ready(0).first).first,
+            lines("correction", store).after(o_ready(0).first).first,
             r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}",
         ),
         (*WRONG, "RaceError"),
@@ -226,7 +226,7 @@ def coordinates():
     yield Mutant(
         "a chunk is stored from the other chunk's buffer",
         FULL,
-        replace(from_second.behind(o_ready(0)).first, rf"\1+{first}]"),
+        replace(from_second.after(o_ready(0)).first, rf"\1+{first}]"),
         (*WRONG, "RaceError"),
     )
     yield Mutant(
@@ -244,7 +244,7 @@ def softmax():
         "the rescale of O0 is skipped",
         FULL,
         replace(
-            lines("correction", vote).behind(rescale(0)).first,
+            lines("correction", vote).after(rescale(0)).first,
             r"setp.eq.u32 \1, 0, 1;",
         ),
         WRONG,
@@ -257,7 +257,7 @@ def softmax():
         WRONG,
     )
     yield Mutant("the row sum is not stored", FULL, delete(word.ahead_of(SUMS).last), WRONG)
-    masked = lambda pattern: lines("softmax", pattern).behind(MASKED_TILE)
+    masked = lambda pattern: lines("softmax", pattern).after(MASKED_TILE)
     yield Mutant(
         "a mask word shows one key too many",
         CAUSAL,

@@ -48,7 +48,7 @@ EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
 
 AT_THE_START = arrival("correction", "p_ready[1]").ahead_of(rescale(0))
-S_READ = arrival("softmax", "s_free").behind(MASKED_TILE)
+S_READ = arrival("softmax", "s_free").after(MASKED_TILE)
 
 
 def arrivals():
@@ -106,7 +106,7 @@ def arrivals():
         _sum_before_wait,
         ASYNCHRONY,
     )
-    factor_read = lambda i: lines("correction", LOAD_WORD).behind(rescale(i)).first
+    factor_read = lambda i: lines("correction", LOAD_WORD).after(rescale(i)).first
     yield Mutant(
         "correction reads the factor of the other query tile",
         FULL,

@@ -108,7 +108,7 @@ def waits():
         yield Mutant(
             f"softmax does not wait for pv_done of a {what} tile",
             CAUSAL,
-            replace(wait("softmax", "pv_done").behind(tile).first, ALWAYS_TRUE),
+            replace(wait("softmax", "pv_done").after(tile).first, ALWAYS_TRUE),
             EARLY,
         )
     yield Mutant(
@@ -170,7 +170,7 @@ def bytes_and_counts():
         EARLY,
     )
     yield Mutant(
-        "the load warp does not arrive at the barrier behind mbarrier.init",
+        "the load warp does not arrive at the barrier after mbarrier.init",
         FULL,
         delete(lines("prologue", arrival)),
         HANG,

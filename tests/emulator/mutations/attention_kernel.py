@@ -14,7 +14,7 @@ d64_window     2 heads, 500 queries and keys, a window of 128 keys: 4 work tiles
 d64_lagged     3 heads, 200 queries x 300 keys, with a lagged maximum: 3 work tiles of two whole
                key tiles and a masked one; of the first and the last head the second tile jumps by 100 nats, so that one
                is run again while a head is left, and one when none is
-lone           packed sequences, 1 head of depth 64: two query tiles, two single, two query tiles, one single; of
+single         packed sequences, 1 head of depth 64: two query tiles, two single, two query tiles, one single; of
                three and five key tiles, so that the barriers of the two warpgroups are in different parities
 d128_crossed   2 heads of the lengths of d128_full, of 8 bits: P in the columns of the other S (p_crossed.py)
 one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key
@@ -124,7 +124,7 @@ def subjects(level):
         "d64_lagged": Subject("d64_lagged", run(3, 200, 300, 64, FULL, level, "auto", jumping)),
         "d128_crossed": Subject("d128_crossed", run(2, 256, 300, 128, FULL, level, make=of_8_bits)),
         "one_tile": Subject("one_tile", run(2, 128, 600, 128, FULL, level)),
-        "lone": Subject("lone", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
+        "single": Subject("single", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
         "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, CAUSAL, level)),
         "d64_window": Subject("d64_window", run(2, 500, 500, 64, masks.window(127, 0), level)),
     }

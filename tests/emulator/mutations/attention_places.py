@@ -24,7 +24,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, move, replace
 
 FULL, CAUSAL, FEW_KEYS, WINDOW = "d128_full", "d64_causal", "d64_few_keys", "d64_window"
-ONE_TILE, LONE, LAGGED, CROSSED = "one_tile", "lone", "d64_lagged", "d128_crossed"
+ONE_TILE, SINGLE, LAGGED, CROSSED = "one_tile", "single", "d64_lagged", "d128_crossed"
 CONFIGS = {
     name: choose_config(
         qkv_dtype="bf16", head_dim=depth, causal=causal, write_lse=True, maximum="exact"
@@ -39,7 +39,7 @@ CONFIGS[LAGGED] = choose_config(
 )
 CONFIGS[CROSSED] = choose_config(qkv_dtype="e4m3", head_dim=128, write_lse=True)
 CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
-CONFIGS[LONE] = choose_config(
+CONFIGS[SINGLE] = choose_config(
     qkv_dtype="bf16",
     head_dim=64,
     write_lse=True,
@@ -158,12 +158,12 @@ def region(name: str) -> int:
 # --- landmarks: softmax. A whole tile comes first, a masked one after it, then the row sums.
 
 WHOLE_TILE, MASKED_TILE = wait("softmax", "s_ready").first, wait("softmax", "s_ready").last
-FACTOR = arrival("softmax", "row_scale").behind(WHOLE_TILE).first
-P_READY = arrival("softmax", "p_ready").behind(WHOLE_TILE).first
-P_LAST = arrival("softmax", "p_last").behind(WHOLE_TILE).first
+FACTOR = arrival("softmax", "row_scale").after(WHOLE_TILE).first
+P_READY = arrival("softmax", "p_ready").after(WHOLE_TILE).first
+P_LAST = arrival("softmax", "p_last").after(WHOLE_TILE).first
 SUMS_WAIT = wait("softmax", "p_ready")
-SUMS = arrival("softmax", "row_scale").behind(SUMS_WAIT)
-UNUSED_PHASE = arrival("softmax", "p_ready").behind(wait("softmax", "work_ready").last)
+SUMS = arrival("softmax", "row_scale").after(SUMS_WAIT)
+UNUSED_PHASE = arrival("softmax", "p_ready").after(wait("softmax", "work_ready").last)
 
 # --- correction. Before the first key tile, in a key tile, and at the end of a work tile when O is free.
 
@@ -175,7 +175,7 @@ def rescale(i: int) -> Place:
 
 def rescaled(i: int) -> Place:
     """The arrival that lets the MMA warp add to O of query tile i."""
-    return arrival("correction", f"p_ready[{i}]").behind(rescale(i)).first
+    return arrival("correction", f"p_ready[{i}]").after(rescale(i)).first
 
 
 def sums(i: int) -> Place:
@@ -193,7 +193,7 @@ def chunk_barriers(chunks: int) -> dict[str, Place]:
 
     Chunks of O come first, then those of rows without keys, of zeros.
     """
-    when = ("before", "behind")
+    when = ("before", "after")
     names = (f"{word} chunk {chunk}" for chunk in range(chunks) for word in when)
     return lines("correction", CHUNK_BARRIER).named(*names)
 
@@ -209,7 +209,7 @@ def in_columns(place: Place, column: int) -> Place:
 
 def o_free(i: int) -> Place:
     """The arrival after the last read of O of query tile i."""
-    return arrival("correction", f"p_ready[{i}]").behind(o_ready(i)).first
+    return arrival("correction", f"p_ready[{i}]").after(o_ready(i)).first
 
 
 # --- mma. The products of the loop, and those of the last tile after the check for the next work tile.
@@ -217,24 +217,24 @@ def o_free(i: int) -> Place:
 NEXT_WORK = wait("mma", "work_ready").last
 S0_DONE, S1_DONE = commit("s_ready[0]"), commit("s_ready[1]")
 K_FULL = wait("mma", "kv_full").ahead_of(S0_DONE).last
-V_FULL = wait("mma", "kv_full").behind(S1_DONE).first
+V_FULL = wait("mma", "kv_full").after(S1_DONE).first
 PV_READY = {
-    "O0": wait("mma", "p_ready[0]").behind(S1_DONE).first,
+    "O0": wait("mma", "p_ready[0]").after(S1_DONE).first,
     "O1": wait("mma", "p_ready[1]").ahead_of(NEXT_WORK),
-    "the last O1": wait("mma", "p_ready[1]").behind(NEXT_WORK),
+    "the last O1": wait("mma", "p_ready[1]").after(NEXT_WORK),
 }
 PV_LAST = {
-    "O0": wait("mma", "p_last[0]").behind(S1_DONE).first,
+    "O0": wait("mma", "p_last[0]").after(S1_DONE).first,
     "O1": wait("mma", "p_last[1]").ahead_of(NEXT_WORK),
-    "the last O1": wait("mma", "p_last[1]").behind(NEXT_WORK),
+    "the last O1": wait("mma", "p_last[1]").after(NEXT_WORK),
 }
 PV_DONE = {
-    "O0": commit("o_ready[0]").behind(S1_DONE).first,
+    "O0": commit("o_ready[0]").after(S1_DONE).first,
     "O1": commit("o_ready[1]").ahead_of(NEXT_WORK),
-    "the last O1": commit("o_ready[1]").behind(NEXT_WORK),
+    "the last O1": commit("o_ready[1]").after(NEXT_WORK),
 }
-K_FREE = commit("kv_empty").behind(S1_DONE).first
-V_FREE = commit("kv_empty").behind(PV_DONE["O1"]).first
+K_FREE = commit("kv_empty").after(S1_DONE).first
+V_FREE = commit("kv_empty").after(PV_DONE["O1"]).first
 
 
 def product(name: str, pattern: str = MMA) -> Place:
@@ -250,10 +250,10 @@ def product(name: str, pattern: str = MMA) -> Place:
 
 # --- load. K follows Q0, V follows Q1.
 
-K_EMPTY = wait("load", "kv_empty").behind(wait("load", "q_free[0]")).first
-V_EMPTY = wait("load", "kv_empty").behind(wait("load", "q_free[1]")).first
-K_BYTES = expect("kv_full").behind(K_EMPTY).first
-V_BYTES = expect("kv_full").behind(V_EMPTY).first
+K_EMPTY = wait("load", "kv_empty").after(wait("load", "q_free[0]")).first
+V_EMPTY = wait("load", "kv_empty").after(wait("load", "q_free[1]")).first
+K_BYTES = expect("kv_full").after(K_EMPTY).first
+V_BYTES = expect("kv_full").after(V_EMPTY).first
 
 
 # --- edits of several defects

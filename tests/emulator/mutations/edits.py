@@ -4,7 +4,7 @@ A Place says in words where a defect belongs, and finds it in whatever kernel it
 does, and by the lines around it. It hardly counts, so that it survives a change of the kernel:
 
     waits = lines("mma", WAIT)                                 every wait of a role
-    tile = waits.behind(commit).first                          the first one after another place
+    tile = waits.after(commit).first                          the first one after another place
     fence = lines("softmax", FENCE).ahead_of(arrival).last     the nearest one ahead of it
 
     replace(waits, by)      in every line of the place          delete(fence)      move(arrival, before=fence)
@@ -26,9 +26,9 @@ attention_places.py has the places of the attention kernel, by role and mbarrier
     epilogue     deallocation
     kernel       everything
 
-A kernel without setmaxnreg (mhaswap) has the sections prologue, softmax, mma, load and epilogue: softmax begins behind
+A kernel without setmaxnreg (mhaswap) has the sections prologue, softmax, mma, load and epilogue: softmax begins after
 griddepcontrol.wait and ends with the arrival after its last store, mma with the arrival after its last commit. One
-with setmaxnreg and without correction (mla_widen) has mma behind softmax.
+with setmaxnreg and without correction (mla_widen) has mma after softmax.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class Place:
             "the one in the middle of", lambda found: found[len(found) // 2 :][: len(found) > 2]
         )
 
-    def behind(self, other: Place) -> Place:
+    def after(self, other: Place) -> Place:
         """Those after a single line."""
-        return self._where(f"behind {other.words}", lambda n, at: n > at, other)
+        return self._where(f"after {other.words}", lambda n, at: n > at, other)
 
     def ahead_of(self, other: Place) -> Place:
         """Those ahead of a single line."""
@@ -125,7 +125,7 @@ class Place:
 
     def between(self, begin: Place, end: Place) -> Place:
         """Those after one single line and before another."""
-        return self.behind(begin).ahead_of(end)
+        return self.after(begin).ahead_of(end)
 
     def that(self, pattern: str) -> Place:
         """Those that match a second pattern, which is the one to replace from here on."""

@@ -124,9 +124,7 @@ DESCRIPTOR_DEFECTS = (
     ),
     Defect(
         "the first product adds",
-        replace(
-            at(r"mov\.pred \s*(%p\d+), 0;").behind(WAITS["drained"]).first, r"mov.pred \1, -1;"
-        ),
+        replace(at(r"mov\.pred \s*(%p\d+), 0;").after(WAITS["drained"]).first, r"mov.pred \1, -1;"),
         "UninitializedRead",
         (r"D of MMA .*\(accumulator\[:, 0\]\), which nobody has written",),
     ),

@@ -40,11 +40,11 @@ LOADS = at(
 STORE = at(r"(cp\.async\.bulk\.tensor\.2d\.global\S*) \[(%rd\d+), \{(%r\d+), (%r\d+)\}\]")
 SYNCS = at(r"bar\.sync\s+1, 128;").named("before reuse", "written")
 A_STAGE, B_STAGE = (
-    at(rf"shl\.b32 \s*(%r\d+), (%r\d+), {bits};").behind(WAITS["full"]) for bits in (10, 9)
+    at(rf"shl\.b32 \s*(%r\d+), (%r\d+), {bits};").after(WAITS["full"]) for bits in (10, 9)
 )
 # The second step of A goes 32 bytes along the row, two units of a descriptor.
-A_STEP = at(r"add\.s32 \s*(%r\d+), (%r\d+), 2;").behind(WAITS["full"]).of(2).number(1)
-INSTRUCTION = at(r"or\.b32 \s*(%r\d+), (%r\d+), (%r\d+);").behind(WAITS["full"]).first
+A_STEP = at(r"add\.s32 \s*(%r\d+), (%r\d+), 2;").after(WAITS["full"]).of(2).number(1)
+INSTRUCTION = at(r"or\.b32 \s*(%r\d+), (%r\d+), (%r\d+);").after(WAITS["full"]).first
 ALLOC = at(r"tcgen05\.alloc\S*\s+(\[\S+\]), (\S+);")
 DEALLOC = at(r"tcgen05\.dealloc\S*\s+(%r\d+), (%r\d+);")
 RELINQUISH = at(r"tcgen05\.relinquish\S*;")

@@ -26,7 +26,7 @@ VERDICT = lines("softmax", r"st\.shared\.b32\s+(\[\S+\]), %r\d+;").ahead_of(CHEC
 FIRST_WRITTEN = lines("correction", r"cp\.async\.bulk\.wait_group\s+0;")
 
 
-def _entry_behind(match):
+def _entry_after(match):
     base, _, offset = match[1].strip("[]").partition("+")
     return match[0].replace(match[1], f"[{base}+{int(offset) + 4 * VERDICT_WORDS}]")
 
@@ -35,9 +35,9 @@ def mutants():
     """Every defect of the verdicts."""
     yield Mutant("softmax does not report on a work tile", LAGGED, delete(CHECKED), HANG)
     yield Mutant(
-        "a verdict is written behind its entry",
+        "a verdict is written after its entry",
         LAGGED,
-        replace(VERDICT, _entry_behind),
+        replace(VERDICT, _entry_after),
         (*EARLY, *WRONG),
     )
     yield Mutant("no verdict is written", LAGGED, delete(VERDICT), (*ASYNCHRONY, *WRONG))

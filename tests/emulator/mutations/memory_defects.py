@@ -70,7 +70,7 @@ def allocation():
 def fences():
     """tcgen05.wait::ld, wait::st, and the fences at a barrier."""
     ahead = lambda role, place, pattern: lines(role, pattern).ahead_of(place).last
-    behind = lambda role, place, pattern: lines(role, pattern).behind(place).first
+    after = lambda role, place, pattern: lines(role, pattern).after(place).first
     for role, place, what, meant in (
         ("softmax", ahead("softmax", P_READY, WAIT_ST), "wait::st before p_ready", ASYNCHRONY),
         ("softmax", ahead("softmax", P_LAST, WAIT_ST), "wait::st before p_last", ASYNCHRONY),
@@ -78,10 +78,10 @@ def fences():
          "wait::st after the rescale of O0", ASYNCHRONY),
         ("correction", ahead("correction", rescaled(1), WAIT_ST),
          "wait::st after the rescale of O1", ASYNCHRONY),
-        ("softmax", behind("softmax", WHOLE_TILE, WAIT_LD), "wait::ld after reading S", ORDER),
-        ("correction", behind("correction", rescale(0), WAIT_LD),
+        ("softmax", after("softmax", WHOLE_TILE, WAIT_LD), "wait::ld after reading S", ORDER),
+        ("correction", after("correction", rescale(0), WAIT_LD),
          "wait::ld after reading O0 to rescale it", ORDER),
-        ("correction", behind("correction", o_ready(0), WAIT_LD),
+        ("correction", after("correction", o_ready(0), WAIT_LD),
          "wait::ld after reading O0 to store it", ORDER),
         ("correction", ahead("correction", o_free(1), WAIT_LD),
          "wait::ld before O1 is free", ORDER),
@@ -89,12 +89,12 @@ def fences():
         ("softmax", ahead("softmax", P_LAST, BEFORE), "fence before p_last", ORDER),
         ("correction", ahead("correction", rescaled(0), BEFORE), "fence before p_ready[0]", ORDER),
         ("correction", ahead("correction", o_free(0), BEFORE), "fence before O0 is free", ORDER),
-        ("softmax", behind("softmax", WHOLE_TILE, AFTER), "fence after s_ready", ORDER),
-        ("correction", behind("correction", rescale(0), AFTER), "fence after row_scale[0]", ORDER),
-        ("correction", behind("correction", o_ready(0), AFTER), "fence after o_ready[0]", ORDER),
-        ("mma", behind("mma", PV_READY["O0"], AFTER), "fence after p_ready[0]", ORDER),
-        ("mma", behind("mma", PV_LAST["O0"], AFTER), "fence after p_last[0]", ORDER),
-        ("mma", behind("mma", PV_READY["the last O1"], AFTER),
+        ("softmax", after("softmax", WHOLE_TILE, AFTER), "fence after s_ready", ORDER),
+        ("correction", after("correction", rescale(0), AFTER), "fence after row_scale[0]", ORDER),
+        ("correction", after("correction", o_ready(0), AFTER), "fence after o_ready[0]", ORDER),
+        ("mma", after("mma", PV_READY["O0"], AFTER), "fence after p_ready[0]", ORDER),
+        ("mma", after("mma", PV_LAST["O0"], AFTER), "fence after p_last[0]", ORDER),
+        ("mma", after("mma", PV_READY["the last O1"], AFTER),
          "fence after p_ready[1] of the last tile", ORDER),
     ):  # fmt: skip
         yield Mutant(f"{role}: no tcgen05.{what}", FULL, delete(place), meant)
@@ -105,7 +105,7 @@ COMMIT_GROUP = r"cp\.async\.bulk\.commit_group;"
 
 def chunk(pattern, place):
     """The nearest line of correction after a matching place: of the chunk that begins or ends there."""
-    return lines("correction", pattern).behind(place).first
+    return lines("correction", pattern).after(place).first
 
 
 def output():
@@ -209,7 +209,7 @@ def _unguarded_lse(ptx):
 def registers_and_lanes():
     """Converged instructions, register pool."""
     vote = r"vote\.sync\.any\.pred\s+(%p\d+), (%p\d+), -1;"
-    of_o0 = lines("correction", vote).behind(rescale(0)).first
+    of_o0 = lines("correction", vote).after(rescale(0)).first
     yield Mutant(
         "each thread decides alone whether O0 is rescaled",
         FULL,
@@ -220,7 +220,7 @@ def registers_and_lanes():
     yield Mutant(
         "an aligned instruction is executed by half of the warp",
         FULL,
-        replace(lines("softmax", WAIT_ST).behind(FACTOR).first, half),
+        replace(lines("softmax", WAIT_ST).after(FACTOR).first, half),
         ("DivergenceError",),
     )
     yield Mutant(

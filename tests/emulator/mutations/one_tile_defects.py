@@ -63,13 +63,13 @@ WRONG = (WRONG_NUMBERS,)
 # The MMA warp names both warpgroups' barriers alike, by an index; a product of the loop comes first, then the last one.
 S_DONE = commit("s_ready")
 K_FULL, V_FULL = wait("mma", "kv_full").first, wait("mma", "kv_full").last
-K_FREE = commit("kv_empty").behind(S_DONE).first
+K_FREE = commit("kv_empty").after(S_DONE).first
 V_FREE = commit("kv_empty").last
 PV_READY, PV_LAST = wait("mma", "p_ready"), wait("mma", "p_last")
 K_EMPTY, V_EMPTY = wait("load", "kv_empty").first, wait("load", "kv_empty").last
 K_BYTES, V_BYTES = expect("kv_full").first, expect("kv_full").last
-O0_FREE = arrival("correction", "p_ready[0]").behind(o_ready(0)).first
-O1_FREE = arrival("correction", "p_ready[1]").behind(o_ready(0)).first
+O0_FREE = arrival("correction", "p_ready[0]").after(o_ready(0)).first
+O1_FREE = arrival("correction", "p_ready[1]").after(o_ready(0)).first
 SIDES = ((0, "even"), (1, "odd"))
 
 WAITS = (
@@ -164,7 +164,7 @@ def arrivals():
         "O1 is free before it is read",
         before("correction", O1_FREE, TMEM_LOAD),
         (),
-        equivalent="the first product of the next O1 is issued behind that of O0, which waits until all is read",
+        equivalent="the first product of the next O1 is issued after that of O0, which waits until all is read",
     )
 
 
@@ -196,8 +196,8 @@ def commits():
 def merging():
     """What correction makes of two states and two O."""
     word = lines("correction", LOAD_WORD)
-    of_even, of_odd = word.between(sums(0), sums(1)), word.behind(sums(1))
-    weight = lines("correction", r"ex2\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);").behind(sums(1))
+    of_even, of_odd = word.between(sums(0), sums(1)), word.after(sums(1))
+    weight = lines("correction", r"ex2\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);").after(sums(1))
     one = r"mov.b32 \1, 0f3F800000;"
     yield plant("the even O has weight 1", replace(weight.first, one), WRONG)
     yield plant("the odd O has weight 1", replace(weight.last, one), WRONG)
@@ -208,9 +208,9 @@ def merging():
         edit = retarget(odd, like=even)
         yield plant(f"the odd {what} is that of the even tiles", edit, (*WRONG, *ASYNCHRONY))
     added = lines("correction", r"fma\.rn\.f32\s+(%r\d+), (%r\d+), (%r\d+), (%r\d+);")
-    total = added.behind(weight.last).first
+    total = added.after(weight.last).first
     yield plant("the odd sum is left out", replace(total, r"mul.f32 \1, \2, \3;"), WRONG)
-    reads = lines("correction", TMEM_LOAD).behind(o_ready(0))
+    reads = lines("correction", TMEM_LOAD).after(o_ready(0))
     o0, o1 = (in_columns(reads, column).first for column in CONFIGS[ONE_TILE].tmem.o)
     edit = retarget(o1, like=o0)
     yield plant("the first columns of O1 are those of O0", edit, WRONG)

@@ -119,7 +119,7 @@ def claims():
         "a refusal is taken for a block",
         FULL,
         replace(
-            refused.behind(RESPONSE).first,
+            refused.after(RESPONSE).first,
             r"{.reg .pred p; setp.eq.u32 p, 0, 0; \1, -1, p;}",
         ),
         ("EmulatorError",),
@@ -160,7 +160,7 @@ def announcements():
         yield Mutant(
             f"{role} raises work_read before it reads",
             FEW_KEYS,
-            move(read.last, before=words.behind(ready.last).first, by=AN_ARRIVAL),
+            move(read.last, before=words.after(ready.last).first, by=AN_ARRIVAL),
             ASYNCHRONY,
         )
     written, free = arrival("load", "work_ready[0]"), wait("load", "work_read[0]")
@@ -172,7 +172,7 @@ def announcements():
     yield Mutant(
         "load raises work_ready before it writes",
         FEW_KEYS,
-        move(written.last, before=entry.behind(free.last).first, by=AN_ARRIVAL),
+        move(written.last, before=entry.after(free.last).first, by=AN_ARRIVAL),
         ASYNCHRONY,
     )
     yield Mutant(
@@ -196,16 +196,16 @@ def announcements():
         delete(entry.ahead_of(written.first).middle),
         ("UninitializedRead",),
     )
-    word = lines("correction", LOAD_WORD).behind(wait("correction", "work_ready[0]").last).first
+    word = lines("correction", LOAD_WORD).after(wait("correction", "work_ready[0]").last).first
     yield Mutant(
-        "correction reads the entry behind its own",
+        "correction reads the entry after its own",
         FULL,
-        replace(word, _entry_behind),
+        replace(word, _entry_after),
         (*EARLY, WRONG_NUMBERS),
     )
 
 
-def _entry_behind(match):
+def _entry_after(match):
     base, offset = match[1].strip("[]").split("+")
     return match[0].replace(match[1], f"[{base}+{int(offset) + 4 * WORK_WORDS}]")
 

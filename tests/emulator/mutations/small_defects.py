@@ -180,7 +180,7 @@ def cluster():
     """Distributed shared memory and remote arrivals."""
     sync = r"barrier\.cluster\.(arrive\.release|wait\.acquire)\.aligned;"
     begin = place(sync).ahead_of(place(r"ld\.global"))
-    end = place(sync).behind(place(r"st\.global"))
+    end = place(sync).after(place(r"st\.global"))
     for name, edit, meant in (
         (
             "the arrival goes to the own CTA",

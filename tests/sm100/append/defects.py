@@ -61,12 +61,12 @@ def mutants() -> tuple:
             ("the largest of a block is not NaN", replace(pick(LARGER), r"max.f32 \1, \2, \3;")),
             (
                 "one number is not looked at",
-                replace(pick(LARGER.behind(LARGER.first)), r"mov.b32 \1, \2;"),
+                replace(pick(LARGER.after(LARGER.first)), r"mov.b32 \1, \2;"),
             ),
             ("a block is divided by 4", replace(pick(BY_SIX), r"div.rn.f32 \1, \2, 0f40800000;")),
             (
                 "scales of blocks are not in units of the global scale",
-                replace(DIVISION.behind(pick(BY_SIX)).first, r"mov.b32 \1, \2;"),
+                replace(DIVISION.after(pick(BY_SIX)).first, r"mov.b32 \1, \2;"),
             ),
             ("the unit lacks the global scale", replace(pick(UNIT), r"mov.b32 \1, \2;")),
             ("a unit of 0 divides", replace(pick(UNIT_IS_POSITIVE), r"setp.eq.u32 \1, 0, 0;")),

@@ -19,11 +19,11 @@ DEFECTS = {
         "compute", "s_ready.wait(s.index, s.phase)", "s_ready.wait(s.index, s.phase ^ 1)", "causal",
     ),
     "dP is read before it is there": Defect("compute", "        cta.dp_ready.wait(0, n & 1)\n", "", "causal"),
-    "no fence behind S": Defect(
+    "no fence after S": Defect(
         "compute", "s_ready.wait(s.index, s.phase)\n    tensor_memory.fence_after()",
         "s_ready.wait(s.index, s.phase)", "causal",
     ),
-    "no fence behind dP": Defect(
+    "no fence after dP": Defect(
         "compute", "dp_ready.wait(0, n & 1)\n        tensor_memory.fence_after()", "dp_ready.wait(0, n & 1)", "causal",
     ),
     "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.s_read", "cta.s_read", "causal"),
@@ -269,7 +269,7 @@ DEFECTS = {
     ),
     # --- sums for aux tensors
     "S and dP are read before they are there": Defect("sums", "    cta.dp_ready.wait(0, n & 1)", "    ", "one of each"),
-    "no fence behind S and dP": Defect(
+    "no fence after S and dP": Defect(
         "sums", "before dP\n    tensor_memory.fence_after()\n", "before dP\n", "one of each",
     ),
     "no fence before the next S and dP": Defect("sums", "    tensor_memory.fence_before()\n", "", "one of each"),

@@ -30,7 +30,7 @@ OPERANDS = {
     "the own tile is not awaited in its columns": Defect(
         "products", "            cta.own_moved.wait(0, 0)\n", "", "causal",
     ),
-    "no fence behind the own tile": Defect(
+    "no fence after the own tile": Defect(
         "products", "own_moved.wait(0, 0)\n            tensor_memory.fence_after()", "own_moved.wait(0, 0)", "causal",
     ),
     "the own tile is announced before it is moved": Defect(

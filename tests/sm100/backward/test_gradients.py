@@ -26,7 +26,7 @@ PROBLEMS = {
     "two groups, batch of two": Problem(130, 140, heads=(4, 2), batch=2),
     "window, both sides cut within a tile": Problem(400, 400, window=(100, 30)),
     "window open to the right": Problem(300, 300, window=(50, None)),
-    "window behind the query": Problem(300, 300, window=(150, -40)),
+    "window before the query": Problem(300, 300, window=(150, -40)),
     "fp16": Problem(200, 200, dtype=torch.float16, window=CAUSAL),
     "head dim 64": Problem(200, 200, depths=(64, 64), heads=(2, 1)),
     "head dims that are padded": Problem(130, 150, depths=(40, 72)),

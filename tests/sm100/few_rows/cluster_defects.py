@@ -64,7 +64,7 @@ TO = lines("softmax", r"mapa\.shared::cluster\.u32 (%r\d+), (%r\d+), (%r\d+);").
 PARTS_IN = wait("softmax", "parts_in")
 WEIGHT = (
     lines("softmax", r"ex2\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);")
-    .behind(PARTS_IN)
+    .after(PARTS_IN)
     .named(
         *(f"part {i} of {what}" for what in ("the first rows", "the second rows") for i in range(4))
     )

@@ -71,11 +71,11 @@ def subject(level) -> Subject:
 # --- places. A whole tile comes first, a masked one after it, then the end of the work tile.
 
 WHOLE, MASKED = wait("softmax", "s_ready").first, wait("softmax", "s_ready").last
-P_FREE = wait("softmax", "pv_done").behind(WHOLE).first
-P_FREE_MASKED = wait("softmax", "pv_done").behind(MASKED).first
+P_FREE = wait("softmax", "pv_done").after(WHOLE).first
+P_FREE_MASKED = wait("softmax", "pv_done").after(MASKED).first
 O_DONE = wait("softmax", "pv_done").last
-P_READY = arrival("softmax", "p_ready").behind(WHOLE).first
-P_READY_MASKED = arrival("softmax", "p_ready").behind(MASKED).first
+P_READY = arrival("softmax", "p_ready").after(WHOLE).first
+P_READY_MASKED = arrival("softmax", "p_ready").after(MASKED).first
 EXCHANGE = lines("softmax", r"bar\.sync\s+1, 128;")
 TMEM_LOAD = lines("softmax", r"tcgen05\.ld\S+ \{.*\}, \[\S+\];")
 A_LINE_OF_P = lines("softmax", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
@@ -85,7 +85,7 @@ V_FULL = wait("mma", "kv_full").last
 P_LOOP, P_END = wait("mma", "p_ready").first, wait("mma", "p_ready").last
 S_DONE, K_FREE = commit("s_ready"), commit("kv_empty").first
 PV_DONE_LOOP, PV_DONE_END = commit("pv_done").first, commit("pv_done").last
-V_FREE_LOOP = commit("kv_empty").behind(P_LOOP).first
+V_FREE_LOOP = commit("kv_empty").after(P_LOOP).first
 V_FREE_END = commit("kv_empty").last
 Q_EMPTY = wait("load", "q_free[0]")
 K_EMPTY = wait("load", "kv_empty").ahead_of(Q_EMPTY).last
@@ -152,8 +152,8 @@ def arrivals():
         (S_DONE, "s_ready"),
         (PV_DONE_LOOP, "pv_done"),
         (PV_DONE_END, "pv_done of the last key tile"),
-        (K_FREE, "kv_empty behind K"),
-        (V_FREE_LOOP, "kv_empty behind V"),
+        (K_FREE, "kv_empty after K"),
+        (V_FREE_LOOP, "kv_empty after V"),
         (commit("q_free[0]"), "q_free"),
     ):
         yield planted(f"no commit on {what}", delete(place), HANG)
@@ -164,7 +164,7 @@ def arrivals():
         lambda ptx: delete(PV_DONE_END)(replace(V_FREE_END, other)(ptx)),
         ("EmulatorError", *IN_FLIGHT),
     )
-    first = lines("mma", MMA).behind(P_END).first
+    first = lines("mma", MMA).after(P_END).first
     yield planted(
         "pv_done is committed before the last product",
         lambda ptx: delete(PV_DONE_END)(
@@ -197,14 +197,14 @@ def arrivals():
 def order():
     """Fences, waits for tensor memory, and the barrier of the softmax warps."""
     fence = lines("softmax", PROXY_FENCE)
-    yield planted("no proxy fence behind P", delete(fence.first), ORDER)
-    yield planted("no proxy fence behind P of a masked tile", delete(fence.last), ORDER)
+    yield planted("no proxy fence after P", delete(fence.first), ORDER)
+    yield planted("no proxy fence after P of a masked tile", delete(fence.last), ORDER)
     late = move(fence.ahead_of(P_READY).last, before=A_LINE_OF_P.ahead_of(P_READY).last)
     yield planted("the proxy fence is before P", late, ORDER)
     before = lines("softmax", BEFORE)
     yield planted("no tcgen05 fence before p_ready of a masked tile", delete(before.last), ORDER)
     after = lines("softmax", AFTER)
-    yield planted("no tcgen05 fence behind s_ready", delete(after.behind(WHOLE).first), ORDER)
+    yield planted("no tcgen05 fence after s_ready", delete(after.after(WHOLE).first), ORDER)
     yield planted("no tcgen05 fence before O is stored", delete(after.last), ORDER)
     loads = lines("softmax", WAIT_LD)
     yield planted("no wait for the scores", delete(loads.first), ORDER)
@@ -213,7 +213,7 @@ def order():
     yield planted("no wait for the rescaled O", delete(stores.first), (*ORDER, *IN_FLIGHT))
     for place, what in (
         (EXCHANGE.first, "the maxima of a whole tile"),
-        (EXCHANGE.behind(MASKED).first, "the maxima of a masked tile"),
+        (EXCHANGE.after(MASKED).first, "the maxima of a masked tile"),
         (EXCHANGE.last, "the row sums"),
     ):
         yield planted(

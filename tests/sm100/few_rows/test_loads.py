@@ -36,7 +36,7 @@ def check(mode="in_order"):
         assert_agrees(batch, out, lse, visible=causal)
 
 
-def test_k_is_ahead_of_the_announcement_and_q_and_v_behind():
+def test_k_is_ahead_of_the_announcement_and_q_and_v_after():
     """In the text of the load warp: K is copied at two places, of a first key tile and of any other."""
     text = compile_cache.function_for(CONFIG, "emulator").__ptx__.split("\n")
     first_k, k, v = expect("kv_full").find(text)

@@ -57,12 +57,12 @@ def subject() -> Subject:
 
 # Of the roles after the MMAs only this one waits for work tiles, and its text is the last.
 TOLD, TOLD_NEXT = wait("load", "work_ready").first, wait("load", "work_ready").last
-FREE = wait("load", "kv_empty").behind(TOLD)
-ANNOUNCED = expect("kv_full").behind(TOLD)
+FREE = wait("load", "kv_empty").after(TOLD)
+ANNOUNCED = expect("kv_full").after(TOLD)
 STEP = (
     lines("load", r"add\.s32 \s*(%r\d+), (%r\d+), 1;")
     .between(FREE.first, TOLD_NEXT)
-    .named("a page", "a row", "the slot behind K", "the slot behind V", "the key tile")
+    .named("a page", "a row", "the slot after K", "the slot after V", "the key tile")
 )
 COPIED = lines("load", r"mov\.b32 \s*(%r\d+), (%r\d+);")
 READERS = lines("prologue", r"selp\.b32 \s*(%r\d+), 192, 1, (%p\d+);", "the count of readers")
@@ -71,12 +71,12 @@ EARLY = (*ASYNCHRONY, *COUNTS)
 PLANTED = {
     "V is copied before its work tile is known": (replace(TOLD, ALWAYS_TRUE), ASYNCHRONY),
     "the next work tile is read before it is announced": (replace(TOLD_NEXT, ALWAYS_TRUE), ASYNCHRONY),
-    "an announcement is not said to be read": (delete(arrival("load", "work_read").behind(TOLD).first), HANG),
+    "an announcement is not said to be read": (delete(arrival("load", "work_read").after(TOLD).first), HANG),
     "announcements count without this reader": (replace(READERS, r"selp.b32 \1, 160, 1, \2;"), EARLY),
     "V is copied into a slot that is read": (replace(FREE, ALWAYS_TRUE), EARLY),
     "V waits for the other phase of its slot": (replace(FREE, FLIPPED_PARITY), (*EARLY, *HANG)),
-    "V goes to the slot behind its own": (
-        replace(STEP["the slot behind V"], r"mov.b32 \1, \2;"), (*EARLY, *HANG)),
+    "V goes to the slot after its own": (
+        replace(STEP["the slot after V"], r"mov.b32 \1, \2;"), (*EARLY, *HANG)),
     "V begins in a slot of K": (replace(COPIED.between(TOLD, FREE.first).first, r"mov.b32 \1, 0;"), (*EARLY, *HANG)),
     "pages are those of the tile before": (delete(COPIED.between(FREE.first, TOLD_NEXT).last), NUMBERS),
     "half of the bytes are announced": (

@@ -67,10 +67,10 @@ def subject(level) -> Subject:
 # --- places. A whole tile comes first, a masked one after it, then the end of the work tile.
 
 WHOLE, MASKED = wait("softmax", "s_ready").first, wait("softmax", "s_ready").last
-P_FREE = wait("softmax", "pv_done").behind(WHOLE).first
-P_FREE_MASKED = wait("softmax", "pv_done").behind(MASKED).first
+P_FREE = wait("softmax", "pv_done").after(WHOLE).first
+P_FREE_MASKED = wait("softmax", "pv_done").after(MASKED).first
 O_DONE = wait("softmax", "pv_done").last
-P_READY = arrival("softmax", "p_ready").behind(WHOLE).first
+P_READY = arrival("softmax", "p_ready").after(WHOLE).first
 EXCHANGE = lines("softmax", r"bar\.sync\s+1, 128;")
 A_LINE_OF_P = lines("softmax", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
 Q_FULL, ROPE_FULL = wait("mma", "q_full[0]"), wait("mma", "rope_full")
@@ -192,11 +192,11 @@ def arrivals():
 def order():
     """Fences, waits for tensor memory, and the barrier of the softmax warps."""
     fence = lines("softmax", PROXY_FENCE)
-    yield planted("no proxy fence behind P", delete(fence.first), ORDER)
+    yield planted("no proxy fence after P", delete(fence.first), ORDER)
     late = move(fence.ahead_of(P_READY).last, before=A_LINE_OF_P.ahead_of(P_READY).last)
     yield planted("the proxy fence is before P", late, ORDER)
     after = lines("softmax", AFTER)
-    yield planted("no tcgen05 fence behind s_ready", delete(after.behind(WHOLE).first), ORDER)
+    yield planted("no tcgen05 fence after s_ready", delete(after.after(WHOLE).first), ORDER)
     yield planted("no tcgen05 fence before O is stored", delete(after.last), ORDER)
     loads = lines("softmax", WAIT_LD)
     yield planted("no wait for the scores", delete(loads.first), ORDER)

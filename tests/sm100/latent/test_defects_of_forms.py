@@ -55,7 +55,7 @@ def subject(name) -> Subject:
 
 # Of a whole tile: the maxima of a row's other threads or warps, in order.
 MAXIMUM = lines("kernel", r"\tmax\.f32\s+(%r\d+), (%r\d+), (%r\d+);")
-OF_ANOTHER = MAXIMUM.behind(MAXIMUM.first).first
+OF_ANOTHER = MAXIMUM.after(MAXIMUM.first).first
 STORED = lines("kernel", r"st\.global\.b32\s+\[(%rd\d+)\], (%r\d+);").last
 SCALED = lines("kernel", r"mul\.f32\s+(%r\d+), (%r\d+), (%r\d+);").ahead_of(STORED).last
 
@@ -76,7 +76,7 @@ OF_HEADS = (
     "mma does not wait for the first slab",
     "softmax raises p_ready twice",
     "half of a slab is expected",
-    "no proxy fence behind P",
+    "no proxy fence after P",
     "the first slab adds to the old S",
     "V is K-major in the instruction descriptor",
 )

@@ -18,7 +18,7 @@ def without_fence(made):
     return lambda kv, at: cute.arch.mbarrier_arrive(kv.full + at.index)
 
 
-def fence_behind(made):
+def fence_after(made):
     def complete(kv, at):
         cute.arch.mbarrier_arrive(kv.full + at.index)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -38,7 +38,7 @@ def of_slots(dequantize: ModuleType) -> dict[str, tuple[ModuleType, str, Callabl
     """name -> (whose attribute, which, the change). dequantize: of the family."""
     return {
         "no fence before the tensor core": (raw_rows, "complete", without_fence),
-        "the fence comes late": (raw_rows, "complete", fence_behind),
+        "the fence comes late": (raw_rows, "complete", fence_after),
         "kv_full is raised twice": (raw_rows, "complete", twice),
         "kv_full is not raised": (raw_rows, "complete", lambda made: lambda kv, at: None),
         "rows are not awaited": (raw_rows, "await_raw", lambda made: lambda events, at: None),

@@ -42,9 +42,9 @@ def beside(pattern):
 
 
 LOADS = of_first(TMEM_LOAD).named("first", "second", "third", "last")
-P_READY, P_LAST = (arrival("softmax", name).behind(FIRST).first for name in ("p_ready", "p_last"))
-S_FREE = arrival("softmax", "s_free").behind(FIRST_BESIDE).first
-PV_DONE = wait("softmax", "pv_done").behind(FIRST_BESIDE).first
+P_READY, P_LAST = (arrival("softmax", name).after(FIRST).first for name in ("p_ready", "p_last"))
+S_FREE = arrival("softmax", "s_free").after(FIRST_BESIDE).first
+PV_DONE = wait("softmax", "pv_done").after(FIRST_BESIDE).first
 ARRIVAL = r"mbarrier.arrive.shared.b64 _, \1, 1;"
 
 
@@ -60,7 +60,7 @@ def mutants() -> tuple:
         ),
         planted("it does not wait for s_ready", replace(FIRST, ALWAYS_TRUE), EARLY),
         planted("it waits for the other parity", replace(FIRST, FLIPPED_PARITY), (*EARLY, *HANG)),
-        planted("no fence behind s_ready", delete(of_first(AFTER).first), ORDER),
+        planted("no fence after s_ready", delete(of_first(AFTER).first), ORDER),
         planted("the quarter is asked before it is there", delete(of_first(WAIT_LD).first), ORDER),
         planted(
             "p_ready is raised before the second quarter is stored",

@@ -95,10 +95,10 @@ def of_whole(pattern):
 LOADS, STORES = (
     of_whole(place).named("first", "second", "third", "last") for place in (TMEM_LOAD, TMEM_STORE)
 )
-P_READY, P_LAST = (arrival("softmax", name).behind(WHOLE).first for name in ("p_ready", "p_last"))
-P_READY_MASKED = arrival("softmax", "p_ready").behind(MASKED).first
-FACTOR = arrival("softmax", "row_scale").behind(WHOLE).first
-FACTOR_MASKED = arrival("softmax", "row_scale").behind(MASKED).first
+P_READY, P_LAST = (arrival("softmax", name).after(WHOLE).first for name in ("p_ready", "p_last"))
+P_READY_MASKED = arrival("softmax", "p_ready").after(MASKED).first
+FACTOR = arrival("softmax", "row_scale").after(WHOLE).first
+FACTOR_MASKED = arrival("softmax", "row_scale").after(MASKED).first
 
 
 def _over_the_last_quarter(match):
@@ -166,5 +166,5 @@ def mutants() -> tuple:
             replace(WHOLE, FLIPPED_PARITY),
             (*EARLY, *HANG),
         ),
-        planted("no fence behind s_ready", delete(of_whole(AFTER).first), ORDER),
+        planted("no fence after s_ready", delete(of_whole(AFTER).first), ORDER),
     )

@@ -84,7 +84,7 @@ PRODUCTS_OF_S1 = (
     .between(wait("mma", "q_full[1]"), S1)
     .named(*(f"step {i} of K" for i in range(8)), *(f"step {i} of the rest" for i in range(4)))
 )
-K_FREE = commit("kv_empty").behind(S1).first
+K_FREE = commit("kv_empty").after(S1).first
 CHUNK_READ = lines("correction", r"cp\.async\.bulk\.wait_group\.read\s+0;")
 
 EARLY = (*ASYNCHRONY, *COUNTS)
@@ -201,7 +201,7 @@ def counts():
     yield planted("V does not arrive on the stage of the rest", delete(V_WITHOUT_REST), HANG)
     twice = replace(V_WITHOUT_REST, r"\g<0> mbarrier.arrive.shared.b64 _, \1, 1;")
     yield planted("V arrives twice on the stage of the rest", twice, EARLY_OR_HANG)
-    yield planted("no commit on kv_empty behind K", delete(K_FREE), HANG)
+    yield planted("no commit on kv_empty after K", delete(K_FREE), HANG)
     for name, offset, count in (("kv_full", 1, 2), ("kv_empty", 0, 2)):
         lane = CONFIG.barriers.first_index(name) + offset
         edit = replace(

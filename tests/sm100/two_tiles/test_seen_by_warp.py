@@ -25,8 +25,8 @@ FAR = 4096
 # Name: queries, keys, mask. A block has 256 rows: 300 are two, of which the second has 44.
 DENSE = {
     "aligned": (256, 256, masks.causal()),  # words are whole, cut by the diagonal, or none
-    "one key behind": (160, 161, masks.causal()),  # a warp sees one column of a word
-    "31 keys behind": (160, 191, masks.causal()),  # all but one
+    "one key after": (160, 161, masks.causal()),  # a warp sees one column of a word
+    "31 keys after": (160, 191, masks.causal()),  # all but one
     "rows of no key": (300, 200, masks.causal()),  # the first hundred
     "a window": (300, 300, masks.window(40, 0)),  # both ends in neighbouring words
     "half a chunk": (300, 300, masks.chunked(48)),  # words of two chunks
@@ -106,7 +106,7 @@ DEFECTS = {
     "whole where one row sees all": ("cute.arch.vote_all_sync", lambda _: cute.arch.vote_any_sync),
     "nothing where one row sees nothing": (
         "cute.arch.vote_any_sync", lambda any_of: cute.arch.vote_all_sync),
-    "the word behind": ("keep_visible", of_the_next_word),
+    "the word after": ("keep_visible", of_the_next_word),
     "powers of the next word": (
         "add_powers", lambda add: lambda words, *rest: add([*words[1:], words[0]], *rest)),
     "a sum is lost": ("add_powers", without_sums),

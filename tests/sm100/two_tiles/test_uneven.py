@@ -53,16 +53,16 @@ def test_the_bits_are_those_of_all_key_tiles(shape, depth):
 
 @pytest.mark.parametrize("mask, sizes, visible", [case for case in CASES if case[0].is_band])
 def test_what_is_left_out_is_seen_by_no_row_and_each_keeps_a_key_tile(mask, sizes, visible):
-    """By the definition, of blocks of 256 queries with keys before, behind and around them."""
+    """By the definition, of blocks of 256 queries with keys before, after and around them."""
     cfg = FA4Config(mask=mask)
     for queries, keys in ((512, 512), (300, 900), (512, 300), (400, 130)):
-        behind = keys - queries
+        after = keys - queries
         for first in range(0, queries, 256):
             last = min(first + 256, queries) - 1
-            tiles = tile_range(cfg, first + behind, last + behind, keys, keys, sizes)
+            tiles = tile_range(cfg, first + after, last + after, keys, keys, sizes)
             second, of_keys = min(first + 128, queries - 1), (keys, keys, sizes)
-            early = left_out(cfg, tiles, min(first + 127, last) + behind, *of_keys)
-            late = not_begun(cfg, tiles, early, second + behind, *of_keys)
+            early = left_out(cfg, tiles, min(first + 127, last) + after, *of_keys)
+            late = not_begun(cfg, tiles, early, second + after, *of_keys)
             kept = TileRange(tiles.first, tiles.count, early, late)
             if not tiles.count:
                 assert early == late == 0
@@ -72,7 +72,7 @@ def test_what_is_left_out_is_seen_by_no_row_and_each_keeps_a_key_tile(mask, size
                 own = range(kept.begin_of(i) * 128, kept.end_of(i) * 128)
                 assert len(own) == 128 * kept.count_of(i) > 0
                 for q in {*rows[:1], *rows[-1:]}:
-                    seen = [k for k in range(keys) if visible(q + behind, k)]
+                    seen = [k for k in range(keys) if visible(q + after, k)]
                     assert not seen or (seen[0] in own and seen[-1] in own), (q, i)
 
 

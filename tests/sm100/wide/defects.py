@@ -79,13 +79,13 @@ PV_DONE_END = commit("pv_done").last
 P_READY, P_LAST = wait("mma", "p_ready").first, wait("mma", "p_last").first
 WHOLE = wait("softmax", "s_ready").first
 FACTOR = arrival("softmax", "row_scale").first
-P_STORED = arrival("softmax", "p_ready").behind(WHOLE).first
+P_STORED = arrival("softmax", "p_ready").after(WHOLE).first
 SUMS_WAIT = wait("softmax", "p_ready")
 SUMS = arrival("softmax", "row_scale").last
 RESCALE, SUMS_COME = wait("correction", "row_scale").first, wait("correction", "row_scale").last
 O_DONE, O_DONE_END = wait("correction", "pv_done").first, wait("correction", "pv_done").last
-RESCALED = arrival("correction", "p_ready").behind(O_DONE).first
-O_FREE = arrival("correction", "p_ready").behind(O_DONE_END).first
+RESCALED = arrival("correction", "p_ready").after(O_DONE).first
+O_FREE = arrival("correction", "p_ready").after(O_DONE_END).first
 UNIT_BYTES = expect("kv_full")
 S_PRODUCT = (
     lines("mma", MMA)
@@ -141,8 +141,8 @@ def arrivals():
         yield planted(f"nobody says {what}", delete(place), HANG)
     for place, what in (
         (S_DONE, "s_ready"),
-        (K_FREE, "kv_empty behind a unit of K"),
-        (V_FREE, "kv_empty behind a unit of V"),
+        (K_FREE, "kv_empty after a unit of K"),
+        (V_FREE, "kv_empty after a unit of V"),
         (PV_DONE_END, "pv_done of the last tile"),
         (commit("q_free"), "q_free"),
     ):
@@ -155,11 +155,11 @@ def arrivals():
 
 def order():
     for role, place, what in (
-        ("softmax", lines("softmax", AFTER).behind(WHOLE).first, "behind s_ready"),
+        ("softmax", lines("softmax", AFTER).after(WHOLE).first, "after s_ready"),
         ("softmax", lines("softmax", BEFORE).ahead_of(P_STORED).last, "before p_ready"),
-        ("correction", lines("correction", AFTER).behind(O_DONE).first, "before O is rescaled"),
-        ("correction", lines("correction", BEFORE).ahead_of(RESCALED).last, "behind the rescale"),
-        ("mma", lines("mma", AFTER).behind(P_READY).first, "behind p_ready"),
+        ("correction", lines("correction", AFTER).after(O_DONE).first, "before O is rescaled"),
+        ("correction", lines("correction", BEFORE).ahead_of(RESCALED).last, "after the rescale"),
+        ("mma", lines("mma", AFTER).after(P_READY).first, "after p_ready"),
     ):
         yield planted(f"{role}: no tcgen05 fence {what}", delete(place), ORDER)
     yield planted("no wait for the scores", delete(lines("softmax", WAIT_LD).first), ORDER)

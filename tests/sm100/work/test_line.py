@@ -93,7 +93,7 @@ def test_the_sequences_of_the_most_keys_come_first(find, number):
     found = find(sequences, [*range(there + BEYOND), 0])
     assert found[:there] == expected and found[-1] == expected[0]
     for sequence, inside in found[there:-1]:
-        assert inside >= -(-sequences[sequence][0] // ROWS) * HEADS, "behind its last block"
+        assert inside >= -(-sequences[sequence][0] // ROWS) * HEADS, "after its last block"
     held = packed_order.sequences_held(number)
     keys = [sequences[sequence][1] for sequence in dict(expected)]
     if number <= line.LANES:

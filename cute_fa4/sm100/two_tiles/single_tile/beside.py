@@ -14,7 +14,7 @@ from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
 from ..p_beside_s import PBesideSCode, add_pending, last_products, make_next_s
-from .tile import is_lone
+from .tile import is_single
 
 
 class Alternating(PBesideSCode):
@@ -47,7 +47,7 @@ def run(
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         count = work.tiles.count
-        if is_lone(cfg, work):
+        if is_single(cfg, work):
             phases = (phase | (phase ^ apart) << 1) ^ 3  # of the next P, not of the last
             at_k, phases, q_phase = alternate.key_tiles(
                 cfg, Alternating(), mma, at_k, count, phases, q_phase
@@ -74,7 +74,7 @@ def run(
                     q_phase = q_phase ^ 1
         number = number + 1
         work = queue.next(cfg, args, number)
-        if pending & ((work.tiles.count <= 0) | is_lone(cfg, work)):
+        if pending & ((work.tiles.count <= 0) | is_single(cfg, work)):
             phases_of_p = (phase, phase ^ apart)
             at_v = last_products(cfg, mma, at_v, phases_of_p, accumulate)
             pending = cutlass.Boolean(False)

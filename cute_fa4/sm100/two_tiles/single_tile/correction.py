@@ -16,7 +16,7 @@ from ...steps.warpgroup import CorrectionGroup
 from ...sync.kernel_args import Events
 from ...work import rows, scales
 from ...work.tile import Work
-from .tile import is_lone
+from .tile import is_single
 
 
 @cute.jit
@@ -37,7 +37,7 @@ def no_chunks(cfg: cutlass.Constexpr, row: Int32):
 
 
 @cute.jit
-def finish_lone(
+def finish_single(
     cfg: cutlass.Constexpr,
     group: CorrectionGroup,
     work: Work,
@@ -72,8 +72,8 @@ def correct_tiles(
     """A work tile of either kind."""
     now = Turns.of(cfg, order, work)
     merge.key_tiles(cfg, order, group, now, before)
-    if is_lone(cfg, work):
-        finish_lone(cfg, group, work, now, before)
+    if is_single(cfg, work):
+        finish_single(cfg, group, work, now, before)
     else:
         last = (before.even + now.even - 1, before.odd + now.odd - 1)
         for i in cutlass.range_constexpr(cfg.tiles.num_q):

@@ -38,7 +38,7 @@ from ...work.tile import Work
 from ..p_beside_s import PBesideSCode
 from ..p_over_s import POverSCode
 from . import beside, correction, over
-from .tile import is_lone, one_if_lone
+from .tile import is_single, one_if_single
 
 
 @cute.jit
@@ -53,7 +53,7 @@ def load_q(
     """Load query tile i; the second one of a single-tile work tile is not copied."""
     if cutlass.const_expr(i == 0):
         loads.load_q(cfg, args, smem, events, work, i)
-    elif is_lone(cfg, work):
+    elif is_single(cfg, work):
         with cute.arch.elect_one():
             events.q_full.arrive(i)
     else:
@@ -63,11 +63,11 @@ def load_q(
 @cute.jit
 def keep_maximum(cfg: cutlass.Constexpr, smem: Smem, work: Work, thread: Int32, row_max: Float32):
     """Keep the row maximum of a single-tile work tile for the merge."""
-    if is_lone(cfg, work):
+    if is_single(cfg, work):
         smem.row_max[thread] = row_max
 
 
-class Lone(Order):
+class Single(Order):
     """Hooks of an order whose single-tile work tiles alternate between the warpgroups."""
 
     nothing_corrected = staticmethod(Turns.none)
@@ -78,34 +78,34 @@ class Lone(Order):
         """Lend the place of Q1 with the last key tile: by then the merge of the previous work tile is done with it."""
         if i == 0:
             return work.tiles.first
-        return work.tiles.first + choose(is_lone(cfg, work), work.tiles.count - 1, 0)
+        return work.tiles.first + choose(is_single(cfg, work), work.tiles.count - 1, 0)
 
     def stride(self, cfg, work):
-        return 1 + one_if_lone(cfg, work)
+        return 1 + one_if_single(cfg, work)
 
     def first_tile(self, cfg, work, i):
-        return work.tiles.first + choose(is_lone(cfg, work), i, 0)
+        return work.tiles.first + choose(is_single(cfg, work), i, 0)
 
     def next_tile(self, cfg, work, n, i):
-        return n + ((n - work.tiles.first - i) & one_if_lone(cfg, work))
+        return n + ((n - work.tiles.first - i) & one_if_single(cfg, work))
 
     def parity(self, cfg, work, n, i, before):
         # Written so that all but three instructions do not depend on n.
-        shift = one_if_lone(cfg, work)
+        shift = one_if_single(cfg, work)
         return (n + ((before << shift) - self.first_tile(cfg, work, i)) >> shift) & 1
 
     def number_of_tiles(self, cfg, work, i):
         alternating = (work.tiles.count + 1 - i) >> 1
-        return choose(is_lone(cfg, work), alternating, work.tiles.count)
+        return choose(is_single(cfg, work), alternating, work.tiles.count)
 
     def q_tile(self, cfg, work, i):
-        return choose(is_lone(cfg, work), 0, i)
+        return choose(is_single(cfg, work), 0, i)
 
     def has_sink(self, cfg, work, i):
-        return choose(is_lone(cfg, work), i, 0) == 0
+        return choose(is_single(cfg, work), i, 0) == 0
 
     def writes_lse(self, cfg, work):
-        return one_if_lone(cfg, work) == 0
+        return one_if_single(cfg, work) == 0
 
     def hand_over(self, cfg, smem, work, thread, state):
         smem.row_scale[thread] = state.row_sum
@@ -113,14 +113,14 @@ class Lone(Order):
 
 
 @dataclass(frozen=True)
-class LonePOverS(Lone, POverSCode):
+class SinglePOverS(Single, POverSCode):
     """P over S."""
 
     run = staticmethod(over.run)
 
 
 @dataclass(frozen=True)
-class LonePBesideS(Lone, PBesideSCode):
+class SinglePBesideS(Single, PBesideSCode):
     """P beside S."""
 
     run = staticmethod(beside.run)

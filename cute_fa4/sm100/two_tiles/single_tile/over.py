@@ -17,7 +17,7 @@ from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
 from ..p_over_s import POverSCode
-from .tile import is_lone
+from .tile import is_single
 
 
 @cute.jit
@@ -38,7 +38,7 @@ def run(
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         count = work.tiles.count
-        if is_lone(cfg, work):
+        if is_single(cfg, work):
             phases = phase | (phase ^ apart) << 1
             at, phases, q_phase = alternate.key_tiles(
                 cfg, POverSCode(), mma, at, count, phases, q_phase
@@ -69,7 +69,7 @@ def run(
                 pending = cutlass.Boolean(True)
         number = number + 1
         work = queue.next(cfg, args, number)
-        if pending & ((work.tiles.count <= 0) | is_lone(cfg, work)):
+        if pending & ((work.tiles.count <= 0) | is_single(cfg, work)):
             multiply_pv(cfg, v, mma, at.held_v, 1, phase ^ apart ^ 1, accumulate_o1)
             kv.release_v(at)
             events.o_ready.commit(1)

@@ -25,7 +25,7 @@ from ...sync.pipelines import KVConsumerPipeline, KVPosition
 from ...work.kv_range import TileRange
 from ...work.queue import NO_MORE, WorkQueue
 from ..single_tile.beside import Alternating
-from .over import is_lone_here
+from .over import is_single_here
 from .turns import (
     Turn,
     begun,
@@ -147,7 +147,7 @@ def run(
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         tiles = work.tiles
-        if is_lone_here(cfg, work):
+        if is_single_here(cfg, work):
             phases = by_warpgroup(turn) ^ 3  # of the next P, not of the last
             at_k, phases, q_phase = alternate.key_tiles(
                 cfg, Alternating(), mma, at_k, tiles.count, phases, q_phase
@@ -199,6 +199,6 @@ def run(
                 q_phase = q_phase ^ 1
         number = number + 1
         work = queue.next(cfg, args, number)
-        if pending & ((work.tiles.count <= 0) | is_lone_here(cfg, work)):
+        if pending & ((work.tiles.count <= 0) | is_single_here(cfg, work)):
             at_v = last_products(cfg, mma, at_v, turn, cut)
             pending, cut = cutlass.Boolean(False), cutlass.Boolean(False)

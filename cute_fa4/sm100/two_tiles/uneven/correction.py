@@ -17,8 +17,8 @@ from ...roles.correction import finish_tile, rescale_tile
 from ...roles.merge import Turns
 from ...steps.warpgroup import CorrectionGroup
 from ...work.tile import Work
-from ..single_tile.correction import finish_lone
-from ..single_tile.tile import is_lone
+from ..single_tile.correction import finish_single
+from ..single_tile.tile import is_single
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def correct_tiles(
 
 
 @cute.jit
-def correct_lone_or_two(
+def correct_single_or_two(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
     group: CorrectionGroup,
@@ -91,9 +91,9 @@ def correct_lone_or_two(
 ) -> Turns:
     """A work tile of either kind."""
     now = Turns.of(cfg, order, work)
-    if is_lone(cfg, work):
+    if is_single(cfg, work):
         merge.key_tiles(cfg, order, group, now, before)
-        finish_lone(cfg, group, work, now, before)
+        finish_single(cfg, group, work, now, before)
     else:
         two_tiles(cfg, order, group, work, before)
     return before.plus(now)

@@ -43,9 +43,9 @@ from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...work.tile import Work
 from ..p_beside_s import PBesideSCode
 from ..p_over_s import POverSCode
-from ..single_tile import hooks as lone
-from ..single_tile.hooks import Lone, LonePBesideS, LonePOverS
-from ..single_tile.tile import is_lone
+from ..single_tile import hooks as single
+from ..single_tile.hooks import Single, SinglePBesideS, SinglePOverS
+from ..single_tile.tile import is_single
 from . import beside, correction, over
 
 
@@ -65,7 +65,7 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
 
 
 @cute.jit
-def load_q_unless_lone(
+def load_q_unless_single(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
@@ -74,8 +74,8 @@ def load_q_unless_lone(
     i: cutlass.Constexpr,
 ):
     """The same, but in a single-tile work tile load query tile 0 to place 0, and nothing to the other place."""
-    if is_lone(cfg, work):
-        lone.load_q(cfg, args, smem, events, work, i)
+    if is_single(cfg, work):
+        single.load_q(cfg, args, smem, events, work, i)
     else:
         load_q(cfg, args, smem, events, work, i)
 
@@ -110,36 +110,36 @@ class Uneven(Order):
         return work.tiles.count_of(query_tile(work, i))
 
 
-class UnevenLone(Uneven):
+class UnevenSingle(Uneven):
     """The same with single-tile work tiles, which have no rows in query tile 1 (single_tile/hooks.py)."""
 
-    correct_tiles = staticmethod(correction.correct_lone_or_two)
-    load_q = staticmethod(load_q_unless_lone)
+    correct_tiles = staticmethod(correction.correct_single_or_two)
+    load_q = staticmethod(load_q_unless_single)
 
-    parity, next_tile = Lone.parity, Lone.next_tile
+    parity, next_tile = Single.parity, Single.next_tile
 
     def q_place(self, cfg, work, i):
-        return choose(is_lone(cfg, work), i, warpgroup_of(work, i))
+        return choose(is_single(cfg, work), i, warpgroup_of(work, i))
 
     def key_tile_of_q(self, cfg, work, i):
         if i == 0 or not cfg.begins_late:
-            return Lone.key_tile_of_q(self, cfg, work, i)
+            return Single.key_tile_of_q(self, cfg, work, i)
         lent, own = work.tiles.count - 1, work.tiles.before(i)
-        return work.tiles.first + choose(is_lone(cfg, work), lent, own)
+        return work.tiles.first + choose(is_single(cfg, work), lent, own)
 
     def first_tile(self, cfg, work, i):
         if not cfg.begins_late:
-            return Lone.first_tile(self, cfg, work, i)
+            return Single.first_tile(self, cfg, work, i)
         before = work.tiles.before(query_tile(work, i))
-        return work.tiles.first + choose(is_lone(cfg, work), i, before)
+        return work.tiles.first + choose(is_single(cfg, work), i, before)
 
     def q_tile(self, cfg, work, i):
-        return choose(is_lone(cfg, work), 0, query_tile(work, i))
+        return choose(is_single(cfg, work), 0, query_tile(work, i))
 
     def number_of_tiles(self, cfg, work, i):
         alternating = (work.tiles.count + 1 - i) >> 1
         of_two = work.tiles.count_of(query_tile(work, i))
-        return choose(is_lone(cfg, work), alternating, of_two)
+        return choose(is_single(cfg, work), alternating, of_two)
 
 
 @dataclass(frozen=True)
@@ -157,18 +157,18 @@ class UnevenPBesideS(Uneven, PBesideSCode):
 
 
 @dataclass(frozen=True)
-class UnevenLonePOverS(UnevenLone, LonePOverS):
+class UnevenSinglePOverS(UnevenSingle, SinglePOverS):
     """P over S, with single-tile work tiles."""
 
     run = staticmethod(over.run)
 
 
 @dataclass(frozen=True)
-class UnevenLonePBesideS(UnevenLone, LonePBesideS):
+class UnevenSinglePBesideS(UnevenSingle, SinglePBesideS):
     """P beside S, with single-tile work tiles."""
 
     run = staticmethod(beside.run)
 
 
 CODE = {"p_over_s": UnevenPOverS(), "p_beside_s": UnevenPBesideS()}
-WITH_LONE_TILES = {"p_over_s": UnevenLonePOverS(), "p_beside_s": UnevenLonePBesideS()}
+WITH_SINGLE_TILES = {"p_over_s": UnevenSinglePOverS(), "p_beside_s": UnevenSinglePBesideS()}

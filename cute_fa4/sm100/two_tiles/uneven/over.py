@@ -28,7 +28,7 @@ from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, KVPosition
 from ...work.kv_range import TileRange
 from ...work.queue import NO_MORE, WorkQueue
-from ..single_tile.tile import is_lone
+from ..single_tile.tile import is_single
 from .turns import Turn, begun, by_warpgroup, ended, from_warpgroups, of_query_tile, with_own_phase
 
 
@@ -94,7 +94,7 @@ def run(
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         tiles = work.tiles
-        if is_lone_here(cfg, work):
+        if is_single_here(cfg, work):
             at, phases, q_phase = alternate.key_tiles(
                 cfg, Handshake(), mma, at, tiles.count, by_warpgroup(turn), q_phase
             )
@@ -136,7 +136,7 @@ def run(
                 q_phase = q_phase ^ 1
         number = number + 1
         work = queue.next(cfg, args, number)
-        if pending & ((work.tiles.count <= 0) | is_lone_here(cfg, work)):
+        if pending & ((work.tiles.count <= 0) | is_single_here(cfg, work)):
             before = turn.phase_of_other ^ 1
             other = 1 - turn.leader
             multiply_pv(cfg, v, mma, at.held_v, other, before, turn.accumulate)
@@ -145,6 +145,6 @@ def run(
             pending = cutlass.Boolean(False)
 
 
-def is_lone_here(cfg, work):
+def is_single_here(cfg, work):
     """Whether a work tile alternates key tiles between warpgroups; never where the kernel has no code for it."""
-    return is_lone(cfg, work) if cfg.schedule.lone_tiles else cutlass.Boolean(False)
+    return is_single(cfg, work) if cfg.schedule.lone_tiles else cutlass.Boolean(False)

@@ -75,7 +75,7 @@ K_READ, V_READ = arrival("kv_empty").first, arrival("kv_empty").last
 Q_WIDE, K_WIDE, V_WIDE = (arrival(name) for name in ("q_wide", "k_wide", "v_wide"))
 A_PIECE = lines("kernel", r"ld\.shared\.v4\.b32 (\{.*\}), (\[%r\d+\]);")
 A_LINE = lines("kernel", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
-K_STORE = lines("kernel", TMEM_STORE).behind(K_THERE)
+K_STORE = lines("kernel", TMEM_STORE).after(K_THERE)
 CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e4m3x2 (\S+), (\S+);")
 EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
@@ -122,11 +122,11 @@ def arrivals():
     ):
         yield planted(what, delete(place), HANG)
     for place, before, what in (
-        (K_READ, A_PIECE.behind(K_THERE).first, "a slot of K is released before it is read"),
-        (V_READ, A_PIECE.behind(V_THERE).first, "a slot of V is released before it is read"),
+        (K_READ, A_PIECE.after(K_THERE).first, "a slot of K is released before it is read"),
+        (V_READ, A_PIECE.after(V_THERE).first, "a slot of V is released before it is read"),
         (K_WIDE, K_STORE.first, "k_wide is raised before K is stored"),
-        (V_WIDE, A_LINE.behind(V_THERE).first, "v_wide is raised before V is stored"),
-        (Q_WIDE, A_LINE.behind(Q_THERE).first, "q_wide is raised before Q is stored"),
+        (V_WIDE, A_LINE.after(V_THERE).first, "v_wide is raised before V is stored"),
+        (Q_WIDE, A_LINE.after(Q_THERE).first, "q_wide is raised before Q is stored"),
     ):
         yield planted(what, move(place, before=before, by=AN_ARRIVAL), EARLY)
     twice = replace(V_WIDE, r"\g<0> " + AN_ARRIVAL)
@@ -145,15 +145,15 @@ def order():
     """Fences, and the wait for tensor memory."""
     fence = lines("kernel", PROXY_FENCE)
     yield planted(
-        "no proxy fence behind Q", delete(fence.ahead_of(K_THERE).behind(Q_THERE).last), ORDER
+        "no proxy fence after Q", delete(fence.ahead_of(K_THERE).after(Q_THERE).last), ORDER
     )
-    yield planted("no proxy fence behind V", delete(fence.behind(V_THERE).first), ORDER)
-    stored = lines("kernel", WAIT_ST).behind(K_THERE).first
+    yield planted("no proxy fence after V", delete(fence.after(V_THERE).first), ORDER)
+    stored = lines("kernel", WAIT_ST).after(K_THERE).first
     yield planted("no wait for K in tensor memory", delete(stored), (*ORDER, *IN_FLIGHT))
-    before = lines("kernel", BEFORE).behind(K_THERE).first
+    before = lines("kernel", BEFORE).after(K_THERE).first
     yield planted("no tcgen05 fence before k_wide", delete(before), ORDER)
-    after = lines("kernel", AFTER).behind(waits_for("k_free")).first
-    yield planted("no tcgen05 fence behind k_free", delete(after), ORDER)
+    after = lines("kernel", AFTER).after(waits_for("k_free")).first
+    yield planted("no tcgen05 fence after k_free", delete(after), ORDER)
 
 
 def numbers():
@@ -161,14 +161,14 @@ def numbers():
     wrong = (WRONG_NUMBERS,)
     other = replace(CONVERSION.first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
     yield planted("two numbers of K are taken for e5m2", other, wrong)
-    of_v = A_LINE.behind(V_THERE)
+    of_v = A_LINE.after(V_THERE)
     yield planted(
         "columns of V are exchanged",
         replace(of_v.first, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};"),
         wrong,
     )
     largest = (
-        lines("kernel", r"shfl\.sync\.bfly\.b32\s+(\S+), (\S+), 8, 31, -1;").behind(Q_THERE).first
+        lines("kernel", r"shfl\.sync\.bfly\.b32\s+(\S+), (\S+), 8, 31, -1;").after(Q_THERE).first
     )
     yield planted(
         "a row's largest number is that of half of it", replace(largest, r"mov.b32 \1, \2;"), wrong

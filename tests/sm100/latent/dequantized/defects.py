@@ -79,9 +79,9 @@ FIRST, LAST = STORED.first, STORED.last  # slab of a key tile
 READ, WIDE = arrival("kv_empty"), arrival("slab_wide")
 K_PLACE, V_PLACE = waits_for("k_free"), waits_for("slab_free")
 PIECE = lines("kernel", r"ld\.shared\.v4\.b32 \{(\S+), (\S+), (\S+), (\S+)\}, \[(%r\d+)\];")
-SCALES = PIECE.behind(FIRST).first  # of a key
+SCALES = PIECE.after(FIRST).first  # of a key
 LINE = lines("kernel", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
-K_STORE = lines("kernel", TMEM_STORE).behind(FIRST)
+K_STORE = lines("kernel", TMEM_STORE).after(FIRST)
 CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e4m3x2 (\S+), (\S+);")
 EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
@@ -139,9 +139,9 @@ def arrivals():
         yield planted(what, delete(place), HANG)
     for place, before, what in (
         (READ.first, SCALES, "the slot of the first slab is released before it and the scales are read"),
-        (READ.last, PIECE.behind(LAST).first, "the slot of the last slab is released before it is read"),
+        (READ.last, PIECE.after(LAST).first, "the slot of the last slab is released before it is read"),
         (WIDE.first, K_STORE.first, "slab_wide is raised before K is stored"),
-        (WIDE.last, LINE.behind(LAST).first, "slab_wide is raised before V is stored"),
+        (WIDE.last, LINE.after(LAST).first, "slab_wide is raised before V is stored"),
     ):  # fmt: skip
         yield planted(what, move(place, before=before, by=AN_ARRIVAL), EARLY)
     twice = replace(WIDE.first, r"\g<0> " + AN_ARRIVAL)
@@ -160,19 +160,19 @@ def arrivals():
 
 def order():
     """Fences, and the wait for tensor memory."""
-    fence = lines("kernel", PROXY_FENCE).behind(LAST).first
+    fence = lines("kernel", PROXY_FENCE).after(LAST).first
     yield planted(
-        "no proxy fence behind V",
+        "no proxy fence after V",
         delete(fence),
         (),
-        equivalent="the softmax's, behind P, follows S, which follows all that was dequantized",
+        equivalent="the softmax's, after P, follows S, which follows all that was dequantized",
     )
-    stored = lines("kernel", WAIT_ST).behind(FIRST).first
+    stored = lines("kernel", WAIT_ST).after(FIRST).first
     yield planted("no wait for K in tensor memory", delete(stored), (*ORDER, *IN_FLIGHT))
-    before = lines("kernel", BEFORE).behind(FIRST).first
+    before = lines("kernel", BEFORE).after(FIRST).first
     yield planted("no tcgen05 fence before slab_wide", delete(before), ORDER)
-    after = lines("kernel", AFTER).behind(K_PLACE.first).first
-    yield planted("no tcgen05 fence behind k_free", delete(after), ORDER)
+    after = lines("kernel", AFTER).after(K_PLACE.first).first
+    yield planted("no tcgen05 fence after k_free", delete(after), ORDER)
 
 
 def numbers():
@@ -188,7 +188,7 @@ def numbers():
     )
     other = replace(CONVERSION.first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
     yield planted("two numbers are taken for e5m2", other, wrong)
-    exchanged = replace(LINE.behind(FIRST).first, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};")
+    exchanged = replace(LINE.after(FIRST).first, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};")
     yield planted("columns of V are exchanged", exchanged, wrong)
 
 

@@ -59,11 +59,11 @@ def planted(name, edit, meant, **why) -> Mutant:
 
 
 def mutants() -> tuple:
-    rope_line = LINE.behind(FREE)
+    rope_line = LINE.after(FREE)
     twice = replace(WIDE, r"\g<0> " + AN_ARRIVAL)
     other = replace(CONVERSION.last, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
     exchanged = replace(rope_line.first, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};")
-    fence = lines("kernel", PROXY_FENCE).behind(FREE).first
+    fence = lines("kernel", PROXY_FENCE).after(FREE).first
     return (
         planted(
             "dequantize does not wait for P V",
@@ -87,7 +87,7 @@ def mutants() -> tuple:
             EARLY,
         ),
         planted("the slot of the fifth slab is not handed back", delete(READ), HANG),
-        planted("no proxy fence behind the columns and V", delete(fence), ORDER),
+        planted("no proxy fence after the columns and V", delete(fence), ORDER),
         planted("two columns are taken for e5m2", other, (WRONG_NUMBERS,)),
         planted("rotary columns are exchanged", exchanged, (WRONG_NUMBERS,)),
     )  # fmt: skip

@@ -66,7 +66,7 @@ def subject_in_pairs(level) -> Subject:
 
 # The softmax looks keys up four words at a time; after it, the second word of the scales of a key.
 LOOK_UP = lines("kernel", r"ld\.global\.b32\s+(\S+), \[(%rd\d+)\+12\];").last
-SECOND_WORD = lines("kernel", r"ld\.global\.b32\s+(\S+), \[(%rd\d+)\+4\];").behind(LOOK_UP)
+SECOND_WORD = lines("kernel", r"ld\.global\.b32\s+(\S+), \[(%rd\d+)\+4\];").after(LOOK_UP)
 LAST_STORED, READ_STORED = wait("kernel", "stored_full").last, arrival("stored_empty")
 NEXT_KEY = r"ld.global.b32 \1, [\2+12];"
 FIRST_WORD = r"ld.global.b32 \1, [\2];"
@@ -94,7 +94,7 @@ def mutants() -> tuple:
         planted("the slot of the rotary columns is released before it is read", early, EARLY),
         planted("the slot of the rotary columns is not handed back", delete(READ.last), HANG),
         planted("the bytes of the lines are not expected", without_lines, EARLY_OR_HANG),
-        planted("a line is that of the next key", replace(PIECE.behind(LAST).first, NEXT_LINE), UNSET_OR_WRONG),
+        planted("a line is that of the next key", replace(PIECE.after(LAST).first, NEXT_LINE), UNSET_OR_WRONG),
         planted("rotary columns of V are exchanged", replace(LINE.last, EXCHANGED), WRONG),
         planted("K has no rotary columns", delete(K_STORE.last), UNSET_OR_WRONG),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def mutants() -> tuple:
 
 def mutants_in_pairs() -> tuple:
     word = SECOND_WORD.named("of K", "of V", "of the next K", "of the next V")
-    stored, of_pair = LINE.behind(LAST_STORED), (WRONG, IN_PAIRS)
+    stored, of_pair = LINE.after(LAST_STORED), (WRONG, IN_PAIRS)
     return (
         *(
             planted(f"the scales {which} are those of the next key", replace(place, NEXT_KEY), OUTSIDE, IN_PAIRS)
@@ -110,6 +110,6 @@ def mutants_in_pairs() -> tuple:
         ),
         planted("V has the scales of the first half of the columns", replace(word["of V"], FIRST_WORD), *of_pair),
         planted("rotary columns of a unit are exchanged", replace(stored.first, EXCHANGED), *of_pair),
-        planted("stored rotary columns are exchanged", replace(PIECE.behind(LAST_STORED).first, OTHER_PLACE), *of_pair),
+        planted("stored rotary columns are exchanged", replace(PIECE.after(LAST_STORED).first, OTHER_PLACE), *of_pair),
         planted("the slot of the last unit is not handed back", delete(READ_STORED.last), HANG, IN_PAIRS),
     )  # fmt: skip

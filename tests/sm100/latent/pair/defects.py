@@ -155,10 +155,10 @@ def arrivals():
         yield planted(
             f"two arrivals for P of {what} tile", edited(RELEASE, n, twice), EARLY_OR_HANG
         )
-        yield planted(f"no proxy fence behind P of {what} tile", edited(PROXY, n, ""), ORDER)
+        yield planted(f"no proxy fence after P of {what} tile", edited(PROXY, n, ""), ORDER)
         before = edited(BEFORE, -1, "", ahead_of=RELEASE, at=n)
         yield planted(
-            f"no tcgen05 fence behind P of {what} tile", before, (*ORDER, "TensorOrderError")
+            f"no tcgen05 fence after P of {what} tile", before, (*ORDER, "TensorOrderError")
         )
     elsewhere = edited(MAPA, 0, r"mapa.shared::cluster.u32 \1, \2, 1;")
     yield planted("both CTAs raise p_ready in CTA 1", elsewhere, EARLY_OR_HANG)
@@ -181,7 +181,7 @@ def order():
     """Fences, waits for tensor memory, the barrier of the softmax warps, and the meetings."""
     for n, what in ((0, "s_ready"), (-2, "p_ready"), (-1, "the last p_ready")):
         yield planted(
-            f"no tcgen05 fence behind {what}", edited(AFTER, n, ""), (*ORDER, "TensorOrderError")
+            f"no tcgen05 fence after {what}", edited(AFTER, n, ""), (*ORDER, "TensorOrderError")
         )
     yield planted("no wait for the scores", edited(LOADED, 0, ""), ORDER)
     yield planted("no wait for the rescaled O", edited(STORED, 0, ""), (*ORDER, *IN_FLIGHT))

@@ -115,7 +115,7 @@ def arrivals():
         yield planted(f"two arrivals for the {what} unit", edited(RAISE, n, twice), EARLY_OR_HANG)
         elsewhere = edited(MAPA, n, r"mapa.shared::cluster.u32 \1, \2, 1;")
         yield planted(f"the {what} unit is announced in CTA 1", elsewhere, EARLY_OR_HANG)
-        yield planted(f"no proxy fence behind the {what} unit", edited(PROXY, n, ""), ORDER)
+        yield planted(f"no proxy fence after the {what} unit", edited(PROXY, n, ""), ORDER)
         yield planted(
             f"the {what} unit is announced without releasing it", edited(RELEASES, n, ""), ORDER
         )

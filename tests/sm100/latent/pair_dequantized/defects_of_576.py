@@ -62,8 +62,8 @@ def planted(name, edit, meant, **why) -> Mutant:
 
 
 def mutants() -> tuple:
-    raised = lines("kernel", RAISE).behind(FREE.first).first
-    other = replace(CONVERSION.behind(STORED.first).first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
+    raised = lines("kernel", RAISE).after(FREE.first).first
+    other = replace(CONVERSION.after(STORED.first).first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
     swapped = r"st.shared.v4.b32 \1, {\4, \5, \2, \3};"
     return (
         planted("dequantize does not wait for stored columns", replace(STORED.first, ALWAYS_TRUE), EARLY),
@@ -71,8 +71,8 @@ def mutants() -> tuple:
         planted("dequantize does not wait for S", replace(FREE.first, ALWAYS_TRUE), EARLY),
         planted("stored columns are not handed back", delete(arrival("stored_rope_empty")), HANG),
         planted("rope_full is not raised", delete(raised), HANG),
-        planted("no proxy fence behind the columns", delete(lines("kernel", PROXY).behind(FREE.first).first), ORDER),
-        planted("no release behind the columns", delete(lines("kernel", RELEASES).behind(FREE.first).first), ORDER),
+        planted("no proxy fence after the columns", delete(lines("kernel", PROXY).after(FREE.first).first), ORDER),
+        planted("no release after the columns", delete(lines("kernel", RELEASES).after(FREE.first).first), ORDER),
         planted("two columns are taken for e5m2", other, (WRONG_NUMBERS,)),
-        planted("rotary columns are exchanged", replace(LINE.behind(FREE.first).first, swapped), (WRONG_NUMBERS,)),
+        planted("rotary columns are exchanged", replace(LINE.after(FREE.first).first, swapped), (WRONG_NUMBERS,)),
     )  # fmt: skip

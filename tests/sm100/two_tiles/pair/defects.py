@@ -36,13 +36,13 @@ CROSSINGS = Crossings(
     arrivals_at_0=(
         "p_ready of a whole tile", "p_last of a whole tile", "p_ready of a masked tile", "p_last of a masked tile",
         "p_ready[0] before the first tile", "p_ready[1] before the first tile",
-        "p_ready of the leader behind a rescale", "p_ready of the other behind a rescale",
+        "p_ready of the leader after a rescale", "p_ready of the other after a rescale",
         "p_ready when O of query tile 0 is read", "p_ready when O of query tile 1 is read",
     ),
     committed=(
         "s_ready of the leader", "q_free of the leader", "o_ready of the other", "kv_empty of V",
         "s_ready of the other", "q_free of the other", "kv_empty of K", "o_ready of the leader",
-        "kv_empty of V behind the leader's further P", "s_ready of the leader alone", "q_free of the leader alone",
+        "kv_empty of V after the leader's further P", "s_ready of the leader alone", "q_free of the leader alone",
         "o_ready of the other, beside the leader alone", "kv_empty of V, beside the leader alone",
         "kv_empty of K of the leader alone", "kv_empty of the last V", "the last o_ready",
     ),
@@ -62,7 +62,7 @@ CROSSINGS = Crossings(
     closes=2,
     not_reached=dict.fromkeys(
         (
-            "kv_empty of V behind the leader's further P", "p_ready of the leader's further P",
+            "kv_empty of V after the leader's further P", "p_ready of the leader's further P",
             "p_last of the leader's further P",
         ),
         ONE_AT_MOST,

@@ -109,7 +109,7 @@ def test_half_a_block_of_rows_costs_a_whole_one():
     assert not pays(full, ragged) and pays(full, Lengths(8192.0, 8192.0, 1024, equal=False))
 
 
-def test_queries_behind_many_keys_see_whole_tiles():
+def test_queries_after_many_keys_see_whole_tiles():
     """A chunk of a long prompt: under the causal mask its rows see nearly all keys."""
     causal = Asked("bf16", 128, 128, CAUSAL)
     assert not pays(causal, Lengths(2048, 2048, 1024)) and pays(causal, Lengths(2048, 32768, 1024))

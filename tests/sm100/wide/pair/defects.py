@@ -26,7 +26,7 @@ CROSSINGS = Crossings(
     CONFIG,
     arrivals_at_0=(
         "p_ready of a whole tile", "p_last of a whole tile", "p_ready of a masked tile", "p_last of a masked tile",
-        "p_ready before the first tile", "p_ready behind a rescale", "p_ready when O is read",
+        "p_ready before the first tile", "p_ready after a rescale", "p_ready when O is read",
     ),
     committed=(
         "kv_empty of a unit of K", "kv_empty of the last unit of K", "s_ready", "q_free", "kv_empty of a unit of V",
@@ -47,7 +47,7 @@ CROSSINGS = Crossings(
 
 
 def without_arrival(number: int):
-    """Edit: the arrival in the own CTA that comes first behind arrival `number` in CTA 0 is gone."""
+    """Edit: the arrival in the own CTA that comes first after arrival `number` in CTA 0 is gone."""
 
     def edit(ptx):
         text = ptx.split("\n")
@@ -60,9 +60,9 @@ def without_arrival(number: int):
 
 def mutants() -> tuple:
     """Also factor_read: correction raises it after each of its arrivals on p_ready."""
-    behind = ("before the first tile", "behind a rescale", "when O is read")
+    after = ("before the first tile", "after a rescale", "when O is read")
     unread = (
         Mutant(f"no arrival on factor_read {when}", NAME, without_arrival(4 + n), HANG)
-        for n, when in enumerate(behind)
+        for n, when in enumerate(after)
     )
     return (*CROSSINGS.mutants(), *unread)

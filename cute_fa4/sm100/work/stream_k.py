@@ -36,7 +36,7 @@ from .tile_order import blocks, tile_of_block
 
 
 @dataclass(frozen=True)
-class SharedOrder:
+class StreamK:
     """How the line is split. Numbers of blocks are the maximum that a sequence can have."""
 
     num_sequences: Int32

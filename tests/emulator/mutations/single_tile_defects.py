@@ -5,8 +5,8 @@ that both bodies use the same barriers and the same place of Q1.
 """
 
 from tests.emulator.mutations.attention_places import (
-    LONE,
     PROXY_FENCE,
+    SINGLE,
     arrival,
     commit,
     wait,
@@ -18,14 +18,14 @@ EARLY_OR_HANG = (*ASYNCHRONY, *COUNTS, *HANG)
 
 HANDED_BACK = arrival("correction", "q_free[1]")
 GROUPS = lines("correction", r"cp\.async\.bulk\.commit_group;").named(
-    "of a lone O",
+    "of a single O",
     "of the chunk that is not there",
     "of O0",
     "of O1",
     "of zeros of one",
     "of zeros of both",
 )
-MAXIMUM = lines("softmax", r"st\.shared\.b32\s+\[\S+\], (%r\d+);").behind(
+MAXIMUM = lines("softmax", r"st\.shared\.b32\s+\[\S+\], (%r\d+);").after(
     arrival("softmax", "p_last").last
 )
 
@@ -56,4 +56,4 @@ def mutants():
         ),
         ("softmax keeps no maximum", delete(MAXIMUM.last), (*ASYNCHRONY, WRONG_NUMBERS)),
     ):  # fmt: skip
-        yield Mutant(f"lone: {name}", LONE, edit, meant)
+        yield Mutant(f"single: {name}", SINGLE, edit, meant)

@@ -21,7 +21,7 @@ from tests.serving.batches import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
-# Lone work tiles of one to four key tiles, next to each other and between others of one to five: barriers of either
+# Single work tiles of one to four key tiles, next to each other and between others of one to five: barriers of either
 # warpgroup then have either parity when either kind of work tile begins.
 QUERIES = [300, 1, 64, 129, 5, 0, 128, 260, 3, 40]
 KEYS = [520, 300, 129, 300, 385, 40, 128, 257, 0, 500]

@@ -12,8 +12,8 @@ import torch
 
 from cute_fa4 import flash_attn_varlen_func
 from cute_fa4.calls.split_keys import split, workspace
-from cute_fa4.sm100.work import shared_order
-from cute_fa4.sm100.work.shared_order import pieces_of
+from cute_fa4.sm100.work import stream_k
+from cute_fa4.sm100.work.stream_k import pieces_of
 from tests.calls.simulated_device import full_of_nan
 from tests.tuned import changed
 
@@ -79,7 +79,7 @@ def test_the_picture_is_the_order():
             rows[name] += [value] * (end - begin)
     for name, values in rows.items():
         line = f"    {name:<20}" + "".join(f"{value:>3} " for value in values).rstrip()
-        assert line in shared_order.__doc__, line
+        assert line in stream_k.__doc__, line
 
 
 # 40 sequences: more than the 32 that a warp holds. A window of 300 keys has 3 or 4 tiles of long sequences. 300

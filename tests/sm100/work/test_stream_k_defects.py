@@ -16,7 +16,7 @@ from cute_fa4.calls.split_keys import split, workspace
 from cute_fa4.layouts.scalars import choose, maximum, minimum
 from cute_fa4.sm100.combine import kernel as combine
 from cute_fa4.sm100.steps import part_sums
-from cute_fa4.sm100.work import line, results, shared_order
+from cute_fa4.sm100.work import line, results, stream_k
 from tests.calls.simulated_device import full_of_nan
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.tuned import changed
@@ -99,29 +99,29 @@ def stretch(change):
 # name -> (module, what is replaced, the replacement made from it)
 DEFECTS = {
     "a block without keys is on no CTA's stretch": (
-        shared_order, "tiles_of_block", lambda made: lambda seen: seen.count,
+        stream_k, "tiles_of_block", lambda made: lambda seen: seen.count,
     ),
     "the share is rounded down": (
-        shared_order, "share_of", lambda made: lambda total, ctas, least: maximum(total // ctas, least),
+        stream_k, "share_of", lambda made: lambda total, ctas, least: maximum(total // ctas, least),
     ),
     "a stretch goes on for a tile": (
-        shared_order, "stretch_of", stretch(lambda found, cta: {"end": found.end + 1}),
+        stream_k, "stretch_of", stretch(lambda found, cta: {"end": found.end + 1}),
     ),
     "a stretch begins a tile late": (
-        shared_order, "stretch_of", stretch(lambda found, cta: {"at": minimum(found.at + 1, found.end)}),
+        stream_k, "stretch_of", stretch(lambda found, cta: {"at": minimum(found.at + 1, found.end)}),
     ),
     "the last tile of a stretch is left out": (
-        shared_order, "stretch_of", stretch(lambda found, cta: {"end": maximum(found.end - 1, found.at)}),
+        stream_k, "stretch_of", stretch(lambda found, cta: {"end": maximum(found.end - 1, found.at)}),
     ),
     "half of the warp is added up": (line, "sum_up_to", lambda made: summed_over_half),
     "every piece begins its block: the sink counts often": (
-        shared_order, "begins_block", lambda made: lambda part: part >= 0,
+        stream_k, "begins_block", lambda made: lambda part: part >= 0,
     ),
     "no piece begins its block: the sink is lost": (
-        shared_order, "begins_block", lambda made: lambda part: part < 0,
+        stream_k, "begins_block", lambda made: lambda part: part < 0,
     ),
     "pieces lie in the slot of their block": (
-        shared_order, "part_of", lambda made: lambda slot, begins: slot * 0 + choose(begins, 0, 1),
+        stream_k, "part_of", lambda made: lambda slot, begins: slot * 0 + choose(begins, 0, 1),
     ),
     "O goes to the next slot": (
         results, "row_place", lambda made: lambda *given: (made(*given)[0] + 1, *made(*given)[1:]),

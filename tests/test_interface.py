@@ -284,7 +284,7 @@ def test_the_parameters_have_the_names_of_flash_attn_4():
         *("k_rope", "q_rope", "k_rope_descale", "v_block_scale_layout"),
         *("q_descale", "k_descale", "v_descale", "o_scale", "k_block_scale", "v_block_scale"),
         "q_quantize",  # 16-bit queries over 8-bit keys, which it does not take
-        "out",
+        *("skip_softmax_threshold_scale_factor", "skipped_tiles", "out"),
     ]
     named = [n for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     assert [name for name in named if name not in ours] == theirs

@@ -60,9 +60,8 @@ LARGEST_BESIDE = (
 
 def are_wide(q, k, k_block_scale=None) -> bool:
     """Whether q has 16 bits over keys of 8 and may be quantized: over an MXFP8 cache it never is."""
-    if has_mx_blocks(k, k_block_scale):
-        return False
-    return getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE
+    wide = getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE
+    return wide and not has_mx_blocks(k, k_block_scale)
 
 
 def are_wide_in(arguments: Mapping[str, Any]) -> bool:

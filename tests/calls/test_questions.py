@@ -40,6 +40,8 @@ LENGTHS, HELD = numbers(5, 30, 20), numbers(0, 1, 2)
 QUESTIONS = {
     "dense cache": (dict(cache_seqlens=LENGTHS), {}),
     "a number for all": (dict(cache_seqlens=7), {}),
+    "skip-softmax": (dict(cache_seqlens=7, skip_softmax_threshold_scale_factor=0.5), {}),
+    "skip-softmax of 0": (dict(cache_seqlens=7, skip_softmax_threshold_scale_factor=0.0), {}),
     "no number": (dict(cache_seqlens=7.5), {}),
     "whole cache, padded": (dict(cache_leftpad=HELD), {}),
     "lengths of 64 bits": (dict(cache_seqlens=LENGTHS.long()), {}),

@@ -16,7 +16,7 @@ Q, K, V, OUT = (torch.zeros(2, 16, 4, 64, dtype=torch.bfloat16) for _ in range(4
 TABLE, LENGTHS, SINK = int32([0, 1, 2, 3]).view(2, 2), int32([5, 20]), torch.zeros(4)
 PLAIN = (
     None,
-    (None, False, 0.0, None, None),
+    (None, False, 0.0, None, None, None),
     (None, 1, None, None, None, None, None, "NHD", False, False),
 )
 COLUMNS = torch.zeros(2, 16, 64, dtype=torch.bfloat16)
@@ -51,10 +51,17 @@ def call(
 
 
 def asked(
-    window=None, scale=None, causal=False, softcap=0.0, most=None, splits=1, return_lse=False
+    window=None,
+    scale=None,
+    causal=False,
+    softcap=0.0,
+    most=None,
+    skips=None,
+    splits=1,
+    return_lse=False,
 ):
     choices = tuple(Choices(num_splits=splits, return_lse=return_lse))
-    return window, (scale, causal, softcap, most, None), choices
+    return window, (scale, causal, softcap, most, None, skips), choices
 
 
 GIVEN = {

@@ -27,7 +27,7 @@ from cute_fa4 import (
 from cute_fa4.mla import write_latent_rows
 
 LATENT, OF_V = 576, 512  # columns of a latent row, and those that are values
-STORAGES = ("dense", "packed", "pages", "cache")
+STORAGES = ("dense", "packed", "pages", "cache", "paged cache")
 JUMP = 60.0  # times a row of queries: its scores are hundreds of nats apart
 
 
@@ -208,11 +208,28 @@ def paged_call(story: Story, piece: Piece, options: dict):
     return own_rows(*unpacked(found, piece.lse), queries, which)
 
 
-def cache_call(story: Story, piece: Piece, options: dict):
-    """A dense cache with room after its keys; neighbours have as many queries and no more keys."""
+def parts_of_as_many(story: Story, piece: Piece) -> tuple:
+    """As parts_of, of a dense q: neighbours have as many queries."""
     rows = piece.last - piece.first
     company = tuple(tuple((rows, keys) for _, keys in side) for side in piece.company)
-    parts, which = parts_of(story, Piece(piece.first, piece.last, company=company))
+    return parts_of(story, Piece(piece.first, piece.last, company=company))
+
+
+def paged_cache_call(story: Story, piece: Piece, options: dict):
+    """Pages in random order, of a dense q, whose first pages are looked up before a CTA knows its work."""
+    parts, which = parts_of_as_many(story, piece)
+    k, v, table = pages_of(parts, piece)
+    found = flash_attn_with_kvcache(
+        torch.stack([part[0] for part in parts]), k, v, cache_seqlens=int32(len(part[1]) for part in parts),
+        page_table=table, causal=True, return_lse=piece.lse, **options,
+    )  # fmt: skip
+    out, lse = unpacked(found, piece.lse)
+    return out[which], None if lse is None else lse[which]
+
+
+def cache_call(story: Story, piece: Piece, options: dict):
+    """A dense cache with room after its keys."""
+    parts, which = parts_of_as_many(story, piece)
     lengths = [len(part[1]) for part in parts]
 
     def cache(i):
@@ -231,9 +248,7 @@ def cache_call(story: Story, piece: Piece, options: dict):
 
 
 def latent_call(story: Story, piece: Piece, options: dict):
-    rows = piece.last - piece.first
-    company = tuple(tuple((rows, keys) for _, keys in side) for side in piece.company)
-    parts, which = parts_of(story, Piece(piece.first, piece.last, company=company))
+    parts, which = parts_of_as_many(story, piece)
     pool, _, table = pages_of(parts, piece)
     if story.kind.of_bytes:
         pool = in_bytes(pool)
@@ -251,7 +266,10 @@ def in_bytes(pool: torch.Tensor) -> torch.Tensor:
     return found
 
 
-CALLS = dict(dense=dense_call, packed=packed_call, pages=paged_call, cache=cache_call)
+CALLS = {
+    "dense": dense_call, "packed": packed_call, "pages": paged_call, "cache": cache_call,
+    "paged cache": paged_cache_call,
+}  # fmt: skip
 
 
 def pieces(seqlen: int, seed: int, first: int = 0, storages=STORAGES) -> list[Piece]:

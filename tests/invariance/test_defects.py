@@ -64,14 +64,15 @@ LONG = Story.draw(Kind(heads=(1, 1)), 512)
 PLAIN = Story.draw(Kind(heads=(1, 1)), SEQLEN)
 CACHE = Story.draw(Kind(128, heads=(1, 1), kv_dtype=torch.float8_e4m3fn), SEQLEN)
 
-EIGHT_BITS = Story.draw(Kind(128, heads=(1, 1), dtype=torch.float8_e4m3fn), 100)
+EIGHT_BITS = Story.draw(Kind(128, heads=(1, 1), dtype=torch.float8_e4m3fn), SEQLEN)
 
 # defect, story, two ways to compute the rows of the second, options of both
 DEFECTS = (
     (by_length, PLAIN, WHOLE, ROW, {}),
     (by_other_rows, JUMPS, WHOLE, Piece(298, 300, "packed", company=LONGER), {}),
     (by_rows_of_a_tile, PLAIN, WHOLE, FEW, {}),
-    (by_what_is_returned, EIGHT_BITS, Piece(0, 100), Piece(90, 100, lse=False), {}),
+    # 150 rows: up to 128 of them have one query tile, where P V sums P for no call.
+    (by_what_is_returned, EIGHT_BITS, WHOLE, Piece(150, SEQLEN, lse=False), {}),
     # Queries 256 to 511 see four key tiles together, query 300 three: three parts end elsewhere.
     (by_number_of_parts, LONG, Piece(256, 512), Piece(300, 301), dict(num_splits=3)),
     (by_number_of_queries, CACHE, Piece(200, 300), Piece(299, 300, "cache"), dict(q_quantize=None)),

@@ -160,10 +160,14 @@ def exponentials_of_every_quarter(monkeypatch):
 
 
 def v_of_this_tile(monkeypatch):
-    """V of the tile before has the pages of this one."""
-    monkeypatch.setattr(
-        one_query_tile.VLater, "further_arguments", lambda self, started: (started * 0,)
-    )
+    """V of the tile before has the pages 0."""
+    right = one_query_tile.VLater.further_arguments
+
+    def wrong(self, started):
+        (started,) = right(self, started)
+        return (one_query_tile.Started(started.before * 0, started.k),)
+
+    monkeypatch.setattr(one_query_tile.VLater, "further_arguments", wrong)
 
 
 @pytest.mark.sweep

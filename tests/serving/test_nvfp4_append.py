@@ -423,7 +423,7 @@ def test_contradictions_name_what_a_cache_of_4_bits_takes():
         [reason] = AppendConfig("e2m1", 128, 128, **fields).contradictions()
         assert message in reason
     [reason] = AppendConfig("bf16", 64, 64, v_block_scale_layout="interleaved4").contradictions()
-    assert "v_block_scale_layout='interleaved4' of a cache without scales of blocks" in reason
+    assert "v_block_scale_layout='interleaved4' of a cache without 4-bit numbers" in reason
 
 
 def test_write_refuses_shapes_by_name():

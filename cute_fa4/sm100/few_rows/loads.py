@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..roles.order import Loads
+from ..roles.order import LoadOrder
 from ..steps import loads
 from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import KernelArgs, Smem
@@ -64,7 +64,7 @@ def start(
     return at, started
 
 
-class GuessingOrder(Loads):
+class GuessingOrder(LoadOrder):
     """Looks up the first pages together with the length; copies in the order of roles/load.py.
 
     Used where another warp copies V (roles/values.py): that warp receives a work tile before the 1,500 cycles of K's

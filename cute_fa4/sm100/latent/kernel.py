@@ -35,7 +35,7 @@ from ..kernel import CTA
 from ..operands import tma
 from ..roles import load as load_role
 from ..roles.dispatch import first_column, own_lanes
-from ..roles.order import Loads
+from ..roles.order import LoadOrder
 from ..sync.kernel_args import KernelArgs
 from ..sync.pipelines import KVConsumerPipeline, TMAProducerPipeline
 from . import load, products
@@ -45,7 +45,7 @@ from .products import LatentConsumer
 
 
 @dataclass(frozen=True)
-class Latent(Loads):
+class Latent(LoadOrder):
     """Loads a key tile in slabs."""
 
     load_tile = staticmethod(load.load_tile)

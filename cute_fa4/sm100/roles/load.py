@@ -23,10 +23,10 @@ from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
-from .order import Loads
+from .order import LoadOrder
 from .values import copies_of_v
 
-PLAIN = Loads()
+PLAIN = LoadOrder()
 
 
 @cute.jit

@@ -163,7 +163,6 @@ class Loads:
     starts_early: ClassVar[bool] = False
     """Whether copies of the first key tile begin before the work tile is announced: start."""
 
-    load_q = staticmethod(loads.load_q)
     load_tile = None  # replaces the load_tile of load.py
 
     def guessed_entries(self, cfg, args, block):
@@ -198,6 +197,13 @@ class Loads:
         """Further arguments of load_tile. started: of start, or of after_tile."""
         return ()
 
+
+@dataclass(frozen=True)
+class Queries:
+    """Both query tiles of a work tile are loaded once, with its first key tile (load.py)."""
+
+    load_q = staticmethod(loads.load_q)
+
     def uses_of_q(self, cfg, work):
         """1 where Q is not needed after this work tile, which has keys; 0 where the next one uses it, too."""
         return 1
@@ -216,6 +222,11 @@ class Loads:
 
 
 @dataclass(frozen=True)
+class LoadOrder(Loads, Queries):
+    """Both groups of the load warp."""
+
+
+@dataclass(frozen=True)
 class Outputs:
     """O_i is rescaled, merged and stored as in correction.py."""
 
@@ -226,8 +237,8 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Order(Handshake, Share, Buffers, Loads, Outputs):
-    """All five groups."""
+class Order(Handshake, Share, Buffers, LoadOrder, Outputs):
+    """All six groups."""
 
 
-GROUPS = (Handshake, Share, Buffers, Loads, Outputs)
+GROUPS = (Handshake, Share, Buffers, Loads, Queries, Outputs)

@@ -61,7 +61,7 @@ class Slot:
         """The inverse of next().
 
         >>> Slot(0, 1).previous(3), Slot(2, 1).previous(3).next(3)
-        (Slot(index=2, phase=0), Slot(index=0, phase=0))
+        (Slot(index=2, phase=0), Slot(index=2, phase=1))
         """
         first = self.index == 0
         return Slot(choose(first, slots - 1, self.index - 1), self.phase ^ choose(first, 1, 0))

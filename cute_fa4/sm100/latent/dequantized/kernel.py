@@ -32,7 +32,7 @@ from ...few_rows import softmax
 from ...operands import tma
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
-from ...roles.order import Loads
+from ...roles.order import LoadOrder
 from ...sync.kernel_args import KernelArgs
 from ..kernel import LatentCTA, SM100MLADecode
 from . import dequantize, load, products
@@ -40,7 +40,7 @@ from .tiles import COLUMNS_OF_SCALE
 
 
 @dataclass(frozen=True)
-class Rows(Loads):
+class Rows(LoadOrder):
     """Loads a key tile in slabs, with its scales."""
 
     load_tile = staticmethod(load.load_tile)

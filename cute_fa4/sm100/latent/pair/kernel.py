@@ -41,7 +41,7 @@ from ...pair.stored_at_leader import events_of
 from ...pair.sync import PairConsumer, PairProducer
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
-from ...roles.order import Loads
+from ...roles.order import LoadOrder
 from ...sync.kernel_args import KernelArgs
 from ...work.checked import queue_of
 from . import load, products, softmax
@@ -52,7 +52,7 @@ from .tiles import CTAS
 
 
 @dataclass(frozen=True)
-class InUnits(Loads):
+class InUnits(LoadOrder):
     """Loads a key tile in units, K ahead of V."""
 
     load_tile = staticmethod(load.load_tile)

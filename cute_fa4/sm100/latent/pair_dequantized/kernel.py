@@ -29,7 +29,7 @@ from ...operands.tma import KVOperand
 from ...pair.sync import PairConsumer
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
-from ...roles.order import Loads
+from ...roles.order import LoadOrder
 from ...sync.kernel_args import KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot, TMAProducerPipeline
 from ..barriers import ROPE_SLOT
@@ -44,7 +44,7 @@ from .dequantize import Dequantizer
 
 
 @dataclass(frozen=True)
-class StoredUnits(Loads):
+class StoredUnits(LoadOrder):
     """Loads a key tile in stored units, K ahead of V."""
 
     load_tile = staticmethod(pair_load.load_tile)

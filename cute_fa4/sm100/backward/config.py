@@ -44,7 +44,7 @@ from ..blueprint.memory_maps import Region, SmemMap
 from ..blueprint.score_mods import ScoreMod
 from ..traced.shared import DISTANCES, sharing
 from ..traced.trace import Element
-from . import barriers, subtracted
+from . import barriers, subtracted_sizes
 from .barriers import COMPUTE
 
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
@@ -177,7 +177,7 @@ class Owner:
     def stats(self) -> int:
         """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128, or parts of both."""
         if self.subtracts:
-            return subtracted.NUMBERS
+            return subtracted_sizes.NUMBERS
         return STATS if self.has_dp else ROWS
 
     @property
@@ -274,7 +274,7 @@ class Owner:
             own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
             ring=ring,
             stats=slots[0] * self.stats * F32_BYTES * self.owns_keys,
-            ones=subtracted.ONES_BYTES * self.subtracts,
+            ones=subtracted_sizes.ONES_BYTES * self.subtracts,
             distances=2 * self.tables * len(COMPUTE) * self.span * F32_BYTES,
             mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,
@@ -392,7 +392,7 @@ class BackwardConfig:
     def numbers_of_tile(self) -> int:
         """Float32 of 128 queries of a head in memory: L, delta and, where the owner of keys wants them, their parts."""
         with_parts = self.owner("keys").subtracts and not self.wanted
-        return STATS + subtracted.NUMBERS * with_parts
+        return STATS + subtracted_sizes.NUMBERS * with_parts
 
     @property
     def grad_dtype(self) -> str:

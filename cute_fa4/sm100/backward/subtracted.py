@@ -21,16 +21,12 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
 from ...layouts.swizzle import CHUNK_BYTES, ROWS_PER_PERIOD, SWIZZLE_NONE
-from ...layouts.umma_descriptors import MMA_K_BYTES, InstructionDescriptor, SmemDescriptor
+from ...layouts.umma_descriptors import InstructionDescriptor, SmemDescriptor
 from ..instructions import tensor_core
 from ..steps import row_math
+from .subtracted_sizes import BLOCK_BYTES, CORE_BYTES, ROWS
 
-ROWS = 128  # of a tile
 PARTS = 3  # bf16 numbers of 8 bits each, of a float32 of 24
-CORE_BYTES = ROWS_PER_PERIOD * CHUNK_BYTES
-NUMBERS = ROWS * MMA_K_BYTES // 4  # float32 that take the place of the parts of a tile of queries
-BLOCK_BYTES = ROWS * CHUNK_BYTES
-ONES_BYTES = 3 * BLOCK_BYTES
 WORDS = CHUNK_BYTES // 4
 DTYPE = "bf16"
 FAR = -(2.0**100)  # times the least c, 2^-64, it is far below the exponents of float32

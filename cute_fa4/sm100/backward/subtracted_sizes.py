@@ -1,0 +1,10 @@
+"""Sizes of the MMA step that subtracts L and delta (subtracted.py), for configurations, which need no compiler."""
+
+from ...layouts.swizzle import CHUNK_BYTES, ROWS_PER_PERIOD
+from ...layouts.umma_descriptors import MMA_K_BYTES
+
+ROWS = 128  # of a tile
+CORE_BYTES = ROWS_PER_PERIOD * CHUNK_BYTES
+NUMBERS = ROWS * MMA_K_BYTES // 4  # float32 that take the place of the parts of a tile of queries
+BLOCK_BYTES = ROWS * CHUNK_BYTES
+ONES_BYTES = 3 * BLOCK_BYTES

@@ -72,5 +72,4 @@ OPERANDS = {
     "ones are not seen by the tensor core": Defect(
         "kernel", '            cute.arch.fence_proxy("async.shared", space="cta")\n', "", "causal",
     ),
-    "the MMAs of functions subtract": Defect("config", "self.owns_keys and self.plain", "self.owns_keys", "soft cap"),
 }  # fmt: skip

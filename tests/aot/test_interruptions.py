@@ -97,7 +97,7 @@ from cute_fa4 import aot, flash_attn_func
 from cute_fa4.reference import attention_float64
 warnings.simplefilter("ignore")
 aot.load(sys.argv[2])
-# One head and one key tile: after every interruption after the launch the whole of it is emulated again.
+# One head and one key tile: after an interruption of the launch the whole of it is emulated again.
 q, k, v = (torch.randn(1, 40, 1, 64, dtype=torch.bfloat16) for _ in "qkv")
 out = until_done(lambda: flash_attn_func(q, k, v, causal=True))
 exact, _ = attention_float64(q, k, v, causal=True)

@@ -241,7 +241,7 @@ def test_a_repeated_call_asks_for_little(case, monkeypatch):
     function(**arguments)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function(**arguments)
-    # The allocation after empty_like is not another one.
+    # The allocation by empty_like is counted once.
     top = [event.name for event in profile.events() if event.cpu_parent is None]
     assert [name for name in top if name.startswith("aten::")] == operators
     called = []

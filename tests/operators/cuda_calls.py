@@ -110,7 +110,7 @@ class OnCuda(torch.Tensor):
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every operation of torch, and executes it on the memory after."""
+    """Writes down every operation of torch, and executes it on the real memory."""
 
     def __init__(self):
         super().__init__()

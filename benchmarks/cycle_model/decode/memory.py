@@ -34,7 +34,7 @@ class Memory:
 
     @classmethod
     def of(cls, constants: dict[str, Constant]) -> Memory:
-        """The memory after L2 of a chip, in its cycles."""
+        """The memory beyond L2 of a chip, in its cycles."""
         value = {name: constant.value for name, constant in constants.items()}
         gigahertz = value["clock_ghz"]
         ceiling = value["hbm_tbs"] * 1e3 / gigahertz

@@ -7,7 +7,7 @@ With m a row's running maximum over all its scores up to and with the tile, and 
     MMA skips it                     all four warps of the query tile skip it: no P V, and O stays
 
 A row beyond the sequence, and a row that sees no key of the tile, can do without it. A NaN among the scores can not.
-The first key tile of a work tile is never skipped: its P V writes O. The maximum that P refers to may be after m
+The first key tile of a work tile is never skipped: its P V writes O. The maximum that P refers to may lag m
 (row_math.update_maximum), so m is a number of its own. A row whose m moves has t = m and does not skip: the factor of O
 is 1 in rows that count.
 

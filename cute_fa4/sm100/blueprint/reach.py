@@ -16,12 +16,7 @@ WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is be
 DEEP = tuple(
     range(272, 513, 16)
 )  # of Q and K there; of V and O in two launches (calls/split_keys/halves.py)
-DEPTHS_OF_CACHE_BLOCKS = (
-    64,
-    128,
-    192,
-    256,
-)  # of Q, K, V and O over caches whose blocks have scales
+DEPTHS_OF_CACHE_BLOCKS = (64, 128, 192, 256)  # over caches whose blocks have scales
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 QK_DEPTHS_OF_FP8 = tuple(range(16, 257, 16))  # of Q and K where a slot has two spans of eight bits
 DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two launches

@@ -45,7 +45,6 @@ def load_tile(
     return loads.load_v(cfg, v, kv, work, at, of_v)
 
 
-@cute.jit
 def start(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
@@ -56,12 +55,7 @@ def start(
     at: Slot,
 ) -> tuple[Slot, Boolean]:
     """-> (the slot after K of the first key tile, if there is a tile; whether there is one)."""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
-    started = work.tiles.count > 0
-    if started:
-        of_k, _ = loads.find_rows(cfg, args, work, work.tiles.first, entries)
-        at = loads.load_k(cfg, k, kv, work, at, of_k, fresh=True)
-    return at, started
+    return loads.load_first_k(cfg, KVBufferConfig.for_k(cfg), args, smem, kv, work, entries, at)
 
 
 class GuessingOrder(LoadOrder):

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from ...dtypes import DTYPES
 from ...tma import copies, gathered_rows, paged_rows
@@ -171,6 +171,31 @@ def rows_of_tile(
         if cfg.cache_leftpad:
             first_row = first_row + sequence.k_first_row
     return paged_rows.populate_contiguous(cfg.tiles.BN, first_row, first_key, sequence.num_keys)
+
+
+@cute.jit
+def load_first_k(
+    cfg: cutlass.Constexpr,
+    of_k: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    kv: TMAProducerPipeline,
+    work: Work,
+    entries: Int32 | tuple,
+    at: Slot,
+) -> tuple[Slot, Boolean]:
+    """K of a CTA's first key tile, before its work tile is announced -> (the slot after it, whether there is a tile).
+
+    of_k: the KVBufferConfig of its own columns; entries: of the page table
+    """
+    k = KVBuffer(of_k, smem.kv_address, args.k)
+    started = work.tiles.count > 0
+    if started:
+        n = work.tiles.first
+        found, _ = find_rows(cfg, args, work, n, entries)
+        rope = rope_rows.found_of(cfg, args, smem, work, n, entries, found)
+        at = load_k(cfg, k, kv, work, at, found, rope, fresh=True)
+    return at, started
 
 
 def load_k(

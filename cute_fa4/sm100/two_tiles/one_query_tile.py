@@ -144,7 +144,6 @@ def load_tile(
     return at
 
 
-@cute.jit
 def start(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
@@ -155,13 +154,7 @@ def start(
     at: Slot,
 ) -> tuple[Slot, Started]:
     """K of the first key tile, if there is one, before the work tile is announced."""
-    k = KVBuffer(own_columns(cfg), smem.kv_address, args.k)
-    started = work.tiles.count > 0
-    if started:
-        n = work.tiles.first
-        of_k, _ = loads.find_rows(cfg, args, work, n, entries)
-        rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
-        at = loads.load_k(cfg, k, kv, work, at, of_k, rope, fresh=True)
+    at, started = loads.load_first_k(cfg, own_columns(cfg), args, smem, kv, work, entries, at)
     return at, Started(entries, started)
 
 

@@ -102,7 +102,13 @@ def test_parts_merge_to_attention_over_all_keys(
 
 
 @cute.jit
-def guessed_always(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: cutlass.Int32):
+def guessed_always(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    entries: cutlass.Int32,
+    turn: cutlass.Int32,
+):
     return entries
 
 

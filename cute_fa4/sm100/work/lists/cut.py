@@ -18,7 +18,7 @@ from cutlass import Int8, Int32, Uint8, Uint32
 
 from ....layouts.scalars import maximum, minimum, quotient
 from ..line import sum_up_to
-from .config import AHEAD, BIN_BITS, BINS, MOST, MOST_CUT_TILES
+from .config import AHEAD, BIN_BITS, BINS, MOST_CUT_TILES
 from .longest import SORTING, WARP, WARPS, Given, LongestKernel, Tiles, bin_of_length
 
 CUT_BYTES = 4 * (BINS * WARPS + 3 * WARPS + 2 * MOST_CUT_TILES) + MOST_CUT_TILES
@@ -125,21 +125,13 @@ class CutKernel(LongestKernel):
         begin, end = stretch
         lane = cute.arch.lane_idx()
         thread, _, _ = cute.arch.thread_idx()
-        found = cute.make_rmem_tensor((AHEAD, 2), Int32)
         total = Int32(0)
         for at in cutlass.range(begin, end, WARP * AHEAD, unroll=1):
-            for i in cutlass.range_constexpr(AHEAD):  # all loads first: they come together
-                if at + i * WARP < end:
-                    tile = minimum(at + i * WARP + lane, end - 1)
-                    places = given.places(tiles, tile)
-                    for kind in cutlass.range_constexpr(2):
-                        found[i, kind] = Int32(given.counts[kind][places[kind]])
+            found = given.load(tiles, at, end)
             for i in cutlass.range_constexpr(AHEAD):
                 tile = at + i * WARP + lane
                 if tile < end:
-                    partial, full = (maximum(minimum(found[i, k], MOST), 0) for k in range(2))
-                    of_tile = partial + cutlass.select_(given.lists == 2, full, Int32(0))
-                    of_tile = minimum(of_tile, MOST)
+                    of_tile = given.length(found, i)
                     length[tile] = of_tile
                     total = total + of_tile
         lengths[thread // WARP] = cute.arch.warp_redux_sync(total, "add")

@@ -70,6 +70,24 @@ class Given:
             for x in self.counts
         )
 
+    @cute.jit
+    def load(self, tiles: Tiles, at: Int32, end: Int32) -> cute.Tensor:
+        """Counts of this lane's work tiles at, at + WARP, ... before `end`: (AHEAD, partial and full)."""
+        found = cute.make_rmem_tensor((AHEAD, 2), Int32)
+        for i in cutlass.range_constexpr(AHEAD):  # all loads first: they come together
+            if at + i * WARP < end:
+                tile = minimum(at + i * WARP + cute.arch.lane_idx(), end - 1)
+                places = self.places(tiles, tile)
+                for kind in cutlass.range_constexpr(2):
+                    found[i, kind] = Int32(self.counts[kind][places[kind]])
+        return found
+
+    def length(self, found: cute.Tensor, i: int) -> Int32:
+        """The length of the list of a work tile whose counts load() has found."""
+        partial, full = (maximum(minimum(found[i, k], MOST), 0) for k in range(2))
+        both = partial + cutlass.select_(self.lists == 2, full, Int32(0))
+        return minimum(both, MOST)
+
 
 class LongestKernel:
     """Counts of lists -> the order of work tiles."""
@@ -144,20 +162,12 @@ class LongestKernel:
         first, begin, end = stretch
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP, thread % WARP
-        found = cute.make_rmem_tensor((AHEAD, 2), Int32)
         for at in cutlass.range(begin, end, WARP * AHEAD, unroll=1):
-            for i in cutlass.range_constexpr(AHEAD):  # all loads first: they come together
-                if at + i * WARP < end:
-                    tile = minimum(at + i * WARP + lane, end - 1)
-                    places_of_counts = given.places(tiles, first + tile)
-                    for kind in cutlass.range_constexpr(2):
-                        found[i, kind] = Int32(given.counts[kind][places_of_counts[kind]])
+            found = given.load(tiles, first + at, first + end)
             for i in cutlass.range_constexpr(AHEAD):
                 tile = at + i * WARP + lane
                 if tile < end:
-                    partial, full = (maximum(minimum(found[i, k], MOST), 0) for k in range(2))
-                    length = partial + cutlass.select_(given.lists == 2, full, Int32(0))
-                    of_tile = (BINS - 1) - bin_of_length(minimum(length, MOST))
+                    of_tile = (BINS - 1) - bin_of_length(given.length(found, i))
                     bins[tile] = Uint8(of_tile)
                     cute.arch.red(
                         places.iterator + (of_tile * WARPS + warp), Int32(1),

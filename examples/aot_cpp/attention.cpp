@@ -55,9 +55,10 @@ int main(int argc, char** argv) {
   const auto none = nullptr;
   auto call = [&] {
     // q, k, v, out, lse, scale, six tensors of lengths and pages, max_seqlen_q, mask sizes, sink, aux,
-    // parts of split keys, rows of a cache, scales of 8-bit tensors, rotary columns of K, lists of key blocks
+    // parts of split keys, rows of a cache, scales of 8-bit tensors, rotary columns of K, lists of key blocks,
+    // threshold and counts of skipped tiles
     attention(&q.view, &k.view, &v.view, &o.view, none, 0.125, none, none, none, none, none, none, 0, none, none,
-              none, none, none, none, none, none);
+              none, none, none, none, none, none, none);
   };
   try {
     call();

@@ -17,6 +17,7 @@ from cute_fa4.sm100.blueprint.score_mods import packaged_call
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
+from cute_fa4.sm100.work.results import LARGEST, LSE
 from tests.serving.batches import attention, positions
 
 
@@ -85,7 +86,11 @@ def attend(
             scale=scale,
         )
         out[rows] = o.to(out.dtype)
-        if lse is not None:
+        if config.write_max:
+            scores = scale * (queries.double().transpose(0, 1) @ keys[:, 0].double().T)
+            largest = scores.where(shown, -math.inf).amax(-1)
+            lse[LSE][lse_rows], lse[LARGEST][lse_rows] = sums.float(), largest.float()
+        elif lse is not None:
             lse[lse_rows] = sums.float()
 
 

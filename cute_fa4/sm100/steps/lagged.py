@@ -7,16 +7,17 @@ P in bf16 and sums in float32 have the range of float32. A reference that is off
 row sum are larger by the same factor, and the final division cancels it. So the reference needs no maximum. The
 row sum, which is computed anyway, is at least the largest P and at most that times the number of keys:
 
-    first tile of a row     its maximum; if the tile is whole, that of its first quarter
+    first tile of a row     its maximum; with first_reference="quarter", if the tile is whole, that of its first quarter
     later tiles             the reference stays, while the row sum stays below 2^32
     row sum above 2^32      it moves up by the exponent of the row sum: this, too, needs no multiplication of P
     row sum above 2^64      a score exceeds all earlier tiles by so much that O may have overflowed: the work tile
                             is rerun with the exact maximum (`work/checked.py`)
 
-A first tile that every row sees whole refers to its first quarter, 32 of 128 scores: P begins once they are loaded.
-Larger scores in the same tile act like larger scores in a later tile: P and the row sum grow by the same factor,
-and the row sum shows when it is too large. So a work tile is rerun if a key after the first 32 exceeds them by more
-than 44 nats; a first key with all the weight is one of these 32. A sink is a score of the reference, too.
+first_reference="quarter", a candidate of the tuning table: a first tile that every row sees whole refers to its first
+quarter, 32 of 128 scores, and P begins once they are loaded. Larger scores in the same tile act like larger scores in
+a later tile: P and the row sum grow by the same factor, and the row sum shows when it is too large. So a work tile is
+rerun if a key after the first 32 exceeds them by more than 44 nats; a first key with all the weight is one of these 32.
+A sink is a score of the reference, too.
 If 32 scores are -inf, so is the reference: the exponentials are infinite, and the work tile is rerun. A NaN in the key
 tile makes the row sum NaN, and the rerun returns NaN. The full maximum is kept for (FA4Config.refers_to_quarter)
 

@@ -3,6 +3,7 @@
 pytest --seeds 4     attention tests under four emulator schedules instead of two
 pytest -m sweep      the full products of which plain pytest runs pairs (tests/suite/sweep.py): --shard, --resume
 pytest --cold        without the kernels that earlier runs of these sources have compiled (tests/suite/kernels.py)
+pytest --plant-only  whether planted defects fit the sources, without a compile (tests/suite/planting.py)
 pytest --turn N      the part of rotating lists (planted defects) that the N-th commit runs (tests/suite/turns.py)
 pytest --all-turns   expensive tests in full, of which a run of the whole suite takes a part (tests/suite/rotation.py)
 pytest --since REV   the tests that the changes since a commit can reach (tests/suite/since.py)
@@ -18,6 +19,7 @@ from tests.suite.collector import CollectorPlugin
 from tests.suite.cores import one_thread
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
+from tests.suite.planting import PlantingPlugin
 from tests.suite.since import SincePlugin
 from tests.suite.sweep import SweepPlugin, add_options
 from tests.suite.tracing import forget_contexts, remember_places
@@ -41,6 +43,11 @@ def pytest_addoption(parser):
         "--cold", action="store_true", help="compile every kernel, also those of earlier runs"
     )
     parser.addoption(
+        "--plant-only",
+        action="store_true",
+        help="only whether defects planted in sources still fit them, without a compile",
+    )
+    parser.addoption(
         "--turn", type=int, metavar="N", help="plant the defects that the N-th commit plants"
     )
     parser.addoption(
@@ -58,12 +65,17 @@ def pytest_configure(config):
     turns.chosen = config.getoption("--turn")
     remember_places()
     forget_contexts()
+    if config.getoption("--plant-only"):
+        config.pluginmanager.register(PlantingPlugin(config))
     config.pluginmanager.register(SweepPlugin(config))
     config.pluginmanager.register(rotation.RotationPlugin(config))
     if config.getoption("--since"):
         config.pluginmanager.register(SincePlugin(config.getoption("--since")))
-    kernels = getattr(config, "workerinput", {}).get("kernels")
-    config.pluginmanager.register(KernelsPlugin(kernels, config.getoption("--cold")))
+    kernels = KernelsPlugin(
+        getattr(config, "workerinput", {}).get("kernels"), config.getoption("--cold")
+    )
+    kernels.plant_only = config.getoption("--plant-only")
+    config.pluginmanager.register(kernels)
     if config.getoption("--seeds") < 1:
         raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}; accepted: 1 or more")
     if config.getoption("--gpu") and not torch.cuda.is_available():

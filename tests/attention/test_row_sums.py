@@ -173,13 +173,18 @@ def test_who_gets_them():
 
 
 made_rescale, made_tile = store.rescale, KVBuffer.get_mma_tile_before
+made_store_piece = kernel.store_piece
 DEFECTS = {
     "the sum is not rescaled": (
         store,
         "rescale",
         lambda cfg, o, f, _=None: made_rescale(cfg, o, f),
     ),
-    "some ones are twos": (kernel, "ONES", {"e4m3": 0x38383840}),
+    "some ones are twos": (
+        kernel,
+        "store_piece",  # one byte of four is 2.0 in e4m3
+        lambda at, words: made_store_piece(at, [Int32(0x38383840)] * len(words)),
+    ),
     "the ones are a slot further": (
         KVBuffer,
         "get_mma_tile_before",

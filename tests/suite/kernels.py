@@ -25,6 +25,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.suite import planting
 from tests.suite.imports import after_imports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ class Originals:
     """What was in modules and their classes when they had been imported."""
 
     def __init__(self):
-        self.found = {}  # (module or class, attribute) -> value
+        self.found = {}  # module or class -> attribute -> value
 
     def keep(self, module: ModuleType) -> None:
         """Remember everything in a module and in the classes that it defines."""
@@ -59,19 +60,29 @@ class Originals:
                 self._keep(value)
 
     def _keep(self, owner) -> None:
-        for name, value in list(vars(owner).items()):
-            if not name.startswith("__") or callable(value):
-                self.found[owner, name] = value
+        values = list(vars(owner).items())
+        found = {n: value for n, value in values if not n.startswith("__") or callable(value)}
+        self.found.setdefault(owner, {}).update(found)
 
     def replaced(self) -> list[str]:
         """Names of replaced functions, such as "cute_fa4.sm100.exp2.exp2"."""
-        return [
-            f"{getattr(owner, '__module__', '')}.{owner.__qualname__}.{name}"
-            if isinstance(owner, type)
-            else f"{owner.__name__}.{name}"
-            for (owner, name), value in self.found.items()
-            if vars(owner).get(name, _MISSING) is not value
-        ]
+        return [name for name, _, _ in self.changes()]
+
+    def changes(self) -> list[tuple]:
+        """(name, original, replacement) of each replaced function, class or number."""
+        changed = []
+        for owner, values in self.found.items():
+            now = vars(owner)
+            for name, value in values.items():
+                if now.get(name, _MISSING) is not value:
+                    changed.append((_full_name(owner, name), value, now.get(name)))
+        return changed
+
+
+def _full_name(owner, name: str) -> str:
+    if isinstance(owner, type):
+        return f"{getattr(owner, '__module__', '')}.{owner.__qualname__}.{name}"
+    return f"{owner.__name__}.{name}"
 
 
 def sources_module():
@@ -127,6 +138,8 @@ def directory_of(fingerprint: str, parent: Path, cold: bool = False) -> Path:
 class KernelsPlugin:
     """The directory of kernels, and the law that only unchanged sources compile into it."""
 
+    plant_only = False  # --plant-only: tests with kernels of their own end at their first compile
+
     def __init__(self, directory: str | None, cold: bool = False, parent: Path = ROOT / DIRECTORY):
         self.sources = sources_module()
         self.files = self.sources.kernel_sources()
@@ -175,6 +188,8 @@ class KernelsPlugin:
 
         def checked(config, executor):
             self.check()
+            if self.own:
+                planting.check(self.originals, self.plant_only)
             self.keep_apart_after_an_edit()
             return compile_or_open(config, executor)
 

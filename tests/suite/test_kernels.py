@@ -42,6 +42,14 @@ def test_kernels_of_its_own_are_neither_found_nor_left_after(own_kernels, monkey
     assert disk_cache.usable_directory() is None
 
 
+def test_a_replacement_that_does_not_fit_is_named(own_kernels, monkeypatch):
+    monkeypatch.setattr(exp2, "emulated_pairs", lambda: frozenset())
+    with pytest.raises(
+        pytest.fail.Exception, match=r"exp2\.emulated_pairs is replaced by what takes at most 0"
+    ):
+        compile_cache.function_for(CONFIG, "emulator")
+
+
 def test_nothing_was_left_after():
     """Of the test above; in one process when this file is run as it is."""
     assert functions.existing(CONFIG, "emulator") is None

@@ -14,7 +14,7 @@ from cute_fa4.sm100.blueprint import tiles
 from cute_fa4.sm100.blueprint.tiles import Tiles
 from cute_fa4.sm100.operands import rope as operands
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
-from cute_fa4.sm100.roles.order import Loads
+from cute_fa4.sm100.roles.order import Queries
 from cute_fa4.sm100.steps import loads, products, rope_rows
 from cute_fa4.tma import copies
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
@@ -126,19 +126,19 @@ DEFECTS = {
         products, "finish_kind", lambda made: lambda events: events.kind_done.wait(0, 0),
     ),
     "q_rope of the next rows": (
-        Loads, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
+        Queries, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
     ),
     "q_rope of the other head": (
-        Loads, "load_q",
+        Queries, "load_q",
         other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position, (further[0] ^ 1, *further[1:]))),
     ),
     "q_rope over the columns of 8 bits": (
-        Loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
+        Queries, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
     ),
     "q_rope of the first eight rows missing": (
-        Loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a + 1024, m, *where)),
+        Queries, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a + 1024, m, *where)),
     ),
-    "q_rope is not loaded": (Loads, "load_q", other_q(lambda copy, *given: None)),
+    "q_rope is not loaded": (Queries, "load_q", other_q(lambda copy, *given: None)),
     "k_rope over the columns of the head": (operands, "rope_buffer", at_k(lambda at, span: at - span)),
     "k_rope of the next slot": (operands, "rope_buffer", at_k(lambda at, span: at + 2 * span)),
     "k_rope a row further": (operands, "rope_buffer", at_k(lambda at, span: at + 128)),
@@ -175,7 +175,7 @@ OF_ONE_DTYPE = "one dtype, columns apart"
 def assert_noticed(monkeypatch, defect: tuple, subject: str) -> None:
     owner, attribute, change = defect
     changed = change(getattr(owner, attribute))
-    monkeypatch.setattr(owner, attribute, staticmethod(changed) if owner is Loads else changed)
+    monkeypatch.setattr(owner, attribute, staticmethod(changed) if owner is Queries else changed)
     if attribute == "rope_buffer":  # imported by name
         monkeypatch.setattr(rope_rows, attribute, changed)
     assert not is_right(subject), "nothing noticed"

@@ -41,20 +41,20 @@ def nothing(made):
 
 
 def of_other_key(made):
-    return lambda cfg, args, work, key, exists=True: made(cfg, args, work, key ^ 1, exists)
+    return lambda cfg, args, work, key, *more: made(cfg, args, work, key ^ 1, *more)
 
 
 def of_other_head(made):
-    def of_key(cfg, args, work, key, exists=True):
+    def of_key(cfg, args, work, *which):
         tile = replace(work.tile, kv_head=1 - work.tile.kv_head)
-        return made(cfg, args, replace(work, tile=tile), key, exists)
+        return made(cfg, args, replace(work, tile=tile), *which)
 
     return of_key
 
 
 def of_other_row(made):
-    def of_row(cfg, args, work, place):
-        return made(cfg, args, work, replace(place, q_index=place.q_index ^ 1))
+    def of_row(cfg, args, work, place, word):
+        return made(cfg, args, work, replace(place, q_index=place.q_index ^ 1), word)
 
     return of_row
 
@@ -87,7 +87,9 @@ def only(which):
 
 
 def from_place(other):
-    return lambda made: lambda smem, slot, which: made(smem, slot, other(which))
+    return lambda made: (
+        lambda cfg, smem, slot, which, word=0: made(cfg, smem, slot, other(which), word)
+    )
 
 
 def wide_lines(made):

@@ -103,7 +103,7 @@ def is_right_of_4_bits(mode: str, seed: int) -> bool:
 
 def of_other_keys(made):
     """A thread takes the scales of its keys in the other order."""
-    return lambda of_units, words: made(of_units, words[::-1])
+    return lambda cfg, of_units, words: made(cfg, of_units, words[::-1])
 
 
 DEFECTS_OF_4_BITS = {

@@ -209,7 +209,7 @@ DEFECTS = {
         "(length))), 0)\n    return (octave << SUB_BITS) + (length >> octave)",
         "(length))), 0)\n    return octave << SUB_BITS", "padded", "longest",
     ),
-    "full blocks are not counted": Defect("given.lists == 2", "given.lists == 3", "padded", "longest"),
+    "full blocks are not counted": Defect("self.lists == 2", "self.lists == 3", "padded", "longest"),
     "counts below 0 shorten the other list": Defect(
         "maximum(minimum(found[i, k], MOST), 0)", "minimum(found[i, k], MOST)", "padded", "longest"
     ),

@@ -466,7 +466,7 @@ def flash_attn_with_kvcache(
                        v_descale, clipped to the dtype's range. Where the scales are per token of the cache, each new
                        row gets its own scale, which is written there: largest magnitude / largest number of the dtype.
                        A cache of 4 bits gets the codes and block scales of cute_fa4.nvfp4.quantize(k, k_descale,
-                       four_over_six): False, or True for the better of two scales of each block
+                       four_over_six), True: the better of two scales; one of MXFP8 mxfp8.quantise(k / k_descale)
     cache_seqlens      (batch,) int32, or one number: rows that the cache holds before k. The tensor is not
                        modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32

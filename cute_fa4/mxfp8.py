@@ -7,7 +7,8 @@
 
 The scale of a block is 2^(floor(log2 of its largest value) - exponent of the dtype's largest value: 8 for e4m3, 15
 for e5m2). Values are rounded to nearest even and saturate at the dtype's largest value (OCP Microscaling Formats
-Specification 1.0, section 6.3). A block of zeros has scale 1. A block with an infinity or NaN has scale NaN.
+Specification 1.0, section 6.3). A block of zeros has scale 1. A block with an infinity or NaN has scale NaN; its
+numbers are rounded as with scale 1, and NaN is the byte 0x7F. flash_attn_with_kvcache(k=, v=) writes the same bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.dtypes import DTYPES, E4M3, E8M0, QUANTIZED, row_of_torch
-from cute_fa4.layouts.block_scales import BLOCK, ONE
+from cute_fa4.layouts.block_scales import BLOCK, NOT_A_NUMBER, ONE
 
+NAN_BYTE = 0x7F  # of e4m3 and e5m2, as instructions round to it
 LARGEST_EXPONENT = {DTYPES[name].torch: DTYPES[name].largest_log2 for name in QUANTIZED}
-NOT_A_NUMBER = 255  # of e8m0
 
 
 def quantise(x: torch.Tensor, dtype: torch.dtype = E4M3.torch) -> tuple:
@@ -48,8 +49,9 @@ def quantise(x: torch.Tensor, dtype: torch.dtype = E4M3.torch) -> tuple:
     half = torch.where(finite, exponent, 0) // 2
     rest = torch.where(finite, exponent, 0) - half
     scaled = torch.ldexp(torch.ldexp(blocks, -half[..., None]), -rest[..., None])
-    values = scaled.clamp(-largest, largest).to(dtype).flatten(-2)
-    return values, code.view(E8M0.torch)
+    values = scaled.clamp(-largest, largest).to(dtype).view(torch.uint8)
+    values = torch.where(scaled.isnan(), NAN_BYTE, values).view(dtype)  # torch's sign differs
+    return values.flatten(-2), code.view(E8M0.torch)
 
 
 def dequantise(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -288,6 +288,7 @@ APPEND_VARIANTS = {
     "append B300, rows of a cache": {"cache_batch_idx": True, "arch": "sm_103a"},
     "append to e4m3 with scales": {"dtype": "e4m3", "new_dtype": "bf16", "descales": "KV"},
     "append to e2m1": {"dtype": "e2m1", "new_dtype": "bf16", "descales": "kv", "page_size": 16},
+    "append to mxe4m3": {"dtype": "mxe4m3", "new_dtype": "bf16", "descales": "kv", "page_size": 16},
     "append to e2m1, interleaved": {
         "dtype": "e2m1",
         "new_dtype": "bf16",

@@ -186,7 +186,7 @@ CONFIG = {
     "warps": Field("warps", "'WarpRoles(softmax_registers=184)'; default: WarpRoles()"),
 }
 APPEND = {
-    "dtype": Field("text", "bf16, fp16, e4m3, e5m2 or e2m1; required"),
+    "dtype": Field("text", "bf16, fp16, e4m3, e5m2, e2m1 or mxe4m3; required"),
     "head_dim": Field("number", "of k; required"),
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),

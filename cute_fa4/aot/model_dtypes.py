@@ -87,10 +87,8 @@ class Dtypes:
     def of_new_rows(self) -> list[str]:
         """Dtypes of rows that are appended to a cache: its own, and 16 bits, quantised by the append.
 
-        A cache of 4 bits takes 16 bits only, one of MXFP8 none.
+        A cache whose blocks have scales takes 16 bits only.
         """
-        if row_of(self.stored).numbers is not None:
-            return []
         if not row_of(self.stored).is_operand:
             return [self.dtype]
         if not self.is_quantized or self.descales.of_blocks:

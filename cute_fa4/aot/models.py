@@ -74,7 +74,7 @@ def configs_for_model(
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out for the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; "e2m1": of 4 bits (NVFP4);
-                "mxe4m3": of 8 with scales of blocks (MXFP8), without new rows; None: as dtype
+                "mxe4m3": of 8 with scales of blocks (MXFP8); None: as dtype
     v_block_scale_layout  of caches of 4 bits, as the functions take it; packed calls, which have no cache, are linear
     four_over_six  of new rows that are written to them, likewise
     q_quantize  in such calls, as the functions take it; None: calls that leave it open; "before": calls whose q has

@@ -15,7 +15,7 @@ from operator import index
 import torch
 
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.operands.four_bits import KEY_DTYPE_NAMES
+from cute_fa4.calls.operands.four_bits import name_of_keys
 from cute_fa4.calls.operands.lengths import check_index_tensor
 from cute_fa4.calls.operands.memory import (
     TMA_BYTES,
@@ -242,7 +242,7 @@ def prepare_append(
         return None
     target = target_of(k.device)
     config = append_launch(
-        KEY_DTYPE_NAMES[tensors.k.dtype],
+        name_of_keys(tensors.k, tensors.k_block_scale),
         (k.shape[-1], v.shape[-1]),
         DTYPE_NAMES[k.dtype],
         scales.said if scales else Scales(),

@@ -1,14 +1,14 @@
-"""Calls the append kernel once and compares the cache with the expected one: rows, or cute_fa4.nvfp4's bytes."""
+"""Calls the append kernel once and compares the cache with the expected one: rows, or bytes of nvfp4 or mxfp8."""
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4 import nvfp4
+from cute_fa4 import mxfp8, nvfp4
 from cute_fa4.calls.append import prepare_append
 from cute_fa4.calls.operands.scales import checked_scales
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
-from cute_fa4.dtypes import E4M3
+from cute_fa4.dtypes import row_of
 from cute_fa4.layouts.cache_scales import INTERLEAVED4
 from cute_fa4.operands import CallTensors
 from cute_fa4.scales import Scales
@@ -35,7 +35,7 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         f"{x}_descale": 0.01 + torch.rand(2, HEADS, generator=generator)
         for x, _ in Scales.of(config.descales).given
     }
-    stored = _stored(rows, descales, config.four_over_six) if config.of_blocks else rows
+    stored = _stored(config, rows, descales) if config.of_blocks else rows
     before = {x: [r.clone() for r in stored[x]] for x in stored}
     for x in before:
         for b, sequence in enumerate(before[x]):
@@ -70,11 +70,15 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
         picked = torch.tensor(order, dtype=torch.int32, device=device)
     new_k, new_v = map(new_rows, rows)
     scales = {x: of.to(device) for x, of in descales.items()}
-    scales |= {x: of.view(E4M3.torch) for x, of in caches.items() if x not in rows}
+    row, seen = row_of(config.dtype), dict(caches)
+    if row.cache_scales is not None:  # bytes up to here
+        kinds = {True: DTYPES[row.element], False: row.cache_scales.torch}
+        seen = {x: of.view(kinds[x in rows]) for x, of in caches.items()}
+    scales |= {x: of for x, of in seen.items() if x not in rows}
     tensors = CallTensors(
         q=torch.empty(2, 1, HEADS, config.depth, dtype=dtype, device=device),
-        k=caches["k"],
-        v=caches["v"],
+        k=seen["k"],
+        v=seen["v"],
         seqused_k=lengths,
         page_table=given,
         cache_batch_idx=picked,
@@ -91,17 +95,20 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     return float(wrong), 0.5
 
 
-def _stored(rows: dict, descales: dict, four_over_six: bool) -> dict:
-    """Codes of k and v, and their scales as bytes, by the names of the tensors: of each sequence one tensor."""
+def _stored(config: AppendConfig, rows: dict, descales: dict) -> dict:
+    """Bytes of numbers of k and v, and of their scales, by the names of the tensors: of each sequence one tensor."""
     found: dict[str, list] = {}
     for x, sequences in rows.items():
         for b, sequence in enumerate(sequences):
             factors = descales[f"{x}_descale"][b] if f"{x}_descale" in descales else [1.0] * HEADS
-            parts = [
-                nvfp4.quantize(sequence[:, h], factors[h], four_over_six) for h in range(HEADS)
-            ]
-            codes, scales, _ = zip(*parts, strict=True)
-            found.setdefault(x, []).append(torch.stack(codes, 1))
-            of_bytes = torch.stack([of.view(torch.uint8) for of in scales], 1)
-            found.setdefault(f"{x}_block_scale", []).append(of_bytes)
+            parts = [_quantized(config, sequence[:, h], factors[h]) for h in range(HEADS)]
+            for name, of in zip((x, f"{x}_block_scale"), zip(*parts, strict=True), strict=True):
+                found.setdefault(name, []).append(torch.stack([t.view(torch.uint8) for t in of], 1))
     return found
+
+
+def _quantized(config: AppendConfig, rows: torch.Tensor, factor) -> tuple:
+    """-> (numbers, scales of their blocks) of the rows of a head."""
+    if row_of(config.dtype).in_byte > 1:
+        return nvfp4.quantize(rows, factor, config.four_over_six)[:2]
+    return mxfp8.quantise(rows.float() / factor)

@@ -26,6 +26,7 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor, SmemDescrip
 
 BLOCK = E4M3.block  # values per scale, and per MMA step
 ONE = 127  # the byte that means 1
+NOT_A_NUMBER = 255
 ROWS = 128  # of a copy
 LINES = 32  # of 16 bytes
 LINE_BYTES = 16

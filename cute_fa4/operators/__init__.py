@@ -5,7 +5,7 @@
     torch.ops.cute_fa4.flash_attn_varlen           the same for flash_attn_varlen_func, and caches only read
     torch.ops.cute_fa4.flash_attn_varlen_out
     torch.ops.cute_fa4.flash_attn_append           (q, k_cache!, v_cache!, k, v, cache_seqlens, *, ...) -> (out, lse);
-                                                   of a cache of 4 bits k_block_scale! and v_block_scale! too
+                                                   of a cache with block scales k_block_scale!, v_block_scale! too
     torch.ops.cute_fa4.flash_attn_append_out
     torch.ops.cute_fa4.flash_attn_append_scales    the same where k_descale! and v_descale! are of tokens, and written
     torch.ops.cute_fa4.flash_attn_append_scales_out

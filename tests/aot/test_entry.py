@@ -49,6 +49,7 @@ VARIED = [
     AppendConfig("fp16", 128, 64, packed=True, cache_batch_idx=True, arch="sm_103a"),
     AppendConfig("e2m1", 128, 128, new_dtype="fp16", descales="kv", v_block_scale_layout="interleaved4"),
     AppendConfig("e2m1", 64, 64, new_dtype="bf16", four_over_six=True),
+    AppendConfig("mxe4m3", 64, 128, new_dtype="bf16", descales="k"),
     choose_config(
         qkv_dtype="fp16", kv_dtype="e2m1", v_block_scale_layout="interleaved4", head_dim=128, group=8, pack_gqa=True,
         family="mhawiden",

@@ -220,8 +220,8 @@ def a_call(draw, model: dict, options: dict) -> None:
             }
             of_scales = "v_block_scale_layout", "four_over_six"
             given |= {name: options[name] for name in of_scales if name in options}
-        if new and block != 32:  # MXFP8 caches take no new rows
-            of_new = wide if of_4 else draw.choice((cache, wide))
+        if new:
+            of_new = wide if block else draw.choice((cache, wide))
             given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}
             if packed:
                 given["cu_seqlens_k_new"] = ends

@@ -1,4 +1,7 @@
-"""MXFP8 caches under 16-bit queries: what is theirs alone. test_nvfp4.py has the calls that NVFP4 caches share."""
+"""MXFP8 caches under 16-bit queries: what is theirs alone.
+
+test_nvfp4.py has the calls that NVFP4 caches share, test_block_appends.py their new rows.
+"""
 
 from __future__ import annotations
 
@@ -142,18 +145,9 @@ def test_refusals_name_the_argument_and_the_remedy(name):
         flash_attn_func(**call_of() | change)
 
 
-def test_head_dims_and_new_rows_are_refused():
+def test_head_dims_are_refused():
     with pytest.raises(ValueError, match="q: head_dim 96 over k and v of MXFP8; accepted: 64 or"):
         flash_attn_func(**call_of(depth=96))
-    call = call_of()
-    new = torch.ones(1, 1, 1, 128)
-    caches = {f"{x}_cache": call.pop(x) for x in "kv"}
-    for dtype in (torch.bfloat16, E4M3):
-        given = dict(k=new.to(dtype), v=new.to(dtype), cache_seqlens=100)
-        with pytest.raises(
-            NotImplementedError, match="k: new rows with k_block_scale .* write the"
-        ):
-            flash_attn_with_kvcache(**call, **caches, **given)
 
 
 def test_torch_compile_takes_such_a_cache():
@@ -177,4 +171,3 @@ def test_capabilities_and_model_lists_know_the_cache():
     )
     attention = [config for config in listed if isinstance(config, FA4Config)]
     assert attention and {config.kv_dtype for config in attention} == {"mxe4m3"}
-    assert not any(type(config).__name__ == "AppendConfig" for config in listed)

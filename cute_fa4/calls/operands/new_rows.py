@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.operands.apart import check_apart, named_aux
-from cute_fa4.calls.operands.four_bits import BYTES, columns_of, has_mx_blocks
+from cute_fa4.calls.operands.four_bits import BYTES, columns_of, has_mx_blocks, name_of_keys
 from cute_fa4.calls.operands.lengths import (
     check_cache_rows,
     check_index_tensor,
@@ -25,6 +25,7 @@ from cute_fa4.calls.operands.tensors import (
     check_rank,
     check_tensors,
 )
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.operands import LENGTHS, NEW, OPERANDS, SCALES, CallTensors
 
 # What flash_attn_with_kvcache calls tensors that attention calls otherwise.
@@ -81,7 +82,7 @@ def written_scales(tensors: CallTensors, scales: GivenScales | None) -> tuple:
     new_k, *_ = tensors.of(NEW)
     if scales is None or new_k.dtype == tensors.k.dtype:
         return ()
-    if tensors.k.dtype is BYTES:
+    if DTYPES[name_of_keys(tensors.k, tensors.k_block_scale)].cache_scales is not None:
         return tuple(OF_CACHE_BLOCKS)
     return tuple(f"{tensor}_descale" for tensor in scales.said.of_keys)
 
@@ -107,26 +108,26 @@ def check_written(tensors: CallTensors, written=()) -> None:
 
 
 def check_choice_of_scales(tensors: CallTensors, four_over_six: bool) -> None:
-    """Refuse new rows of an MXFP8 cache, and four_over_six where new rows get no scales of blocks."""
-    if tensors.has(NEW) and has_mx_blocks(tensors.k, tensors.k_block_scale):
-        raise NotImplementedError(
-            f"k: new rows with k_block_scale of {BLOCKS} (MXFP8); accepted: None; write the rows and scales of "
-            "cute_fa4.mxfp8.quantise into the caches before the call"
-        )
+    """Refuse four_over_six where blocks of new rows have no two scales to choose from."""
     if four_over_six and tensors.k.dtype is not BYTES:
         raise ValueError(
             f"four_over_six: True with k_cache of {tensors.k.dtype}; accepted: False, or caches of {BYTES}, two "
-            "numbers of 4 bits a byte, whose blocks have scales"
+            "numbers of 4 bits a byte, whose blocks have scales of e4m3"
         )
 
 
-def check_new_rows(k_cache, k, v) -> None:
-    """Check that k and v are like the cache, or both have 16 bits for a cache of 8 or 4."""
+def check_new_rows(k_cache, k, v, k_block_scale=None) -> None:
+    """Check that k and v are like the cache, or both have 16 bits for a cache of 8 or 4.
+
+    Blocks of a cache with k_block_scale have scales, which rows that are quantized already do not bring.
+    """
     dtype, of_cache = (getattr(tensor, "dtype", None) for tensor in (k, k_cache))
-    if of_cache is BYTES and dtype not in WIDE:
+    is_mx = has_mx_blocks(k_cache, k_block_scale)
+    if (of_cache is BYTES or is_mx) and dtype not in WIDE:
+        stored = f"{of_cache} (MXFP8)" if is_mx else f"{BYTES} (4 bits)"
         raise TypeError(
-            f"k: dtype {dtype} with k_cache of {BYTES} (4 bits); accepted: {' or '.join(map(str, WIDE))}, which the "
-            "call quantizes; write codes and scales that you have into the caches before the call"
+            f"k: dtype {dtype} with k_cache of {stored}; accepted: {' or '.join(map(str, WIDE))}, which the call "
+            "quantizes; write numbers and scales that you have into the caches before the call"
         )
     if dtype not in WIDE or of_cache not in (*FP8, BYTES):
         return check_tensors(k_cache, k, v, None)
@@ -145,7 +146,7 @@ def check_append(tensors: CallTensors, batch: int, contents: bool = True) -> Non
         new_axes = DENSE if offsets is None else PACKED
         axes = cache_axes if name.endswith("cache") else new_axes
         if name in ("k", "v"):
-            check_new_rows(k_cache, k, v)
+            check_new_rows(k_cache, k, v, tensors.k_block_scale)
         check_rank(name, tensor, axes)
         check_memory(name, tensor, axes)
     for new_name, new, cache_name, cache in (

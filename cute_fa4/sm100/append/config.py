@@ -17,7 +17,7 @@ THREADS = 128
 class AppendConfig:
     """Every compile-time choice of the append kernel; sizes and strides are bound at each call.
 
-    dtype      "bf16", "fp16", "e4m3", "e5m2", or "e2m1" with scales of blocks (NVFP4), of the cache
+    dtype      of the cache: "bf16", "fp16", "e4m3", "e5m2", or with scales of blocks "e2m1" (NVFP4), "mxe4m3" (MXFP8)
     new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits or four; None: that of the cache
     descales   Scales of k and v, or their letters: new rows are divided by them before rounding. "head": scales from
                the caller; "row": one scale per row, which the kernel computes and writes
@@ -29,7 +29,7 @@ class AppendConfig:
                page_size, heads, depth) with a page table, and its tensors say how many rows a page has
     cache_batch_idx  a tensor says which sequence of the cache, or row of the page table, new rows are for
     v_block_scale_layout  of the scales of blocks of V: "linear" or "interleaved4" (layouts/cache_scales.py)
-    arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction; not "e2m1"
+    arch       "sm_100a" or "sm_103a"; "sm_90a" only here, without scales of blocks: no tensor core instruction
     """
 
     dtype: str
@@ -53,7 +53,8 @@ class AppendConfig:
 
     def contradictions(self) -> list[str]:
         """Reasons why no such kernel exists, each with value and remedy."""
-        why, accepted = wrong_layout(self, self.of_blocks), (self.dtype,)
+        in_element = row_of(self.dtype).in_byte
+        why, accepted = wrong_layout(self, in_element > 1), (self.dtype,)
         if row_of(self.dtype).is_quantized:
             accepted = UNQUANTIZED if self.of_blocks else (self.dtype, *UNQUANTIZED)
         if self.new_dtype not in accepted:
@@ -65,16 +66,16 @@ class AppendConfig:
         if not of_cache or of_rows or (self.descales and not self.quantises):
             why.append(
                 f"descales={self.descales!r} with new_dtype={self.new_dtype!r}, dtype={self.dtype!r}: use letters of "
-                "'kKvV' for rows of 16 bits and a cache of 8, of 'kv' for a cache of 4, '' for others"
+                "'kKvV' for rows of 16 bits and a cache of 8, of 'kv' for a cache with scales of blocks, '' for others"
             )
-        if self.four_over_six and not self.of_blocks:
+        if self.four_over_six and in_element == 1:
             why.append(
-                f"four_over_six=True with dtype={self.dtype!r}: use False, or 'e2m1', whose blocks have scales"
+                f"four_over_six=True with dtype={self.dtype!r}: use False, or 'e2m1', whose scales have a mantissa"
             )
         if self.of_blocks and self.arch not in ARCHES:
             why.append(
-                f"arch={self.arch!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, ARCHES))}, which round to "
-                "four bits"
+                f"arch={self.arch!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, ARCHES))}, whose attention "
+                "kernels read scales of blocks"
             )
         return why
 
@@ -85,8 +86,8 @@ class AppendConfig:
 
     @property
     def of_blocks(self) -> bool:
-        """Whether the cache has a scale for each block of a row, which the kernel computes and writes (NVFP4)."""
-        return row_of(self.dtype).in_byte > 1
+        """Whether the cache has a scale for each block of a row, which the kernel computes and writes."""
+        return row_of(self.dtype).cache_scales is not None
 
     @property
     def paged(self) -> bool:
@@ -94,12 +95,13 @@ class AppendConfig:
 
     @property
     def elements(self) -> int:
-        """Elements of one copy into the cache."""
-        return elements_in(self.dtype, VECTOR_BYTES)
+        """Elements that a thread writes: one copy into the cache, or two of MXFP8, to have a whole block."""
+        whole = row_of(self.dtype).block if self.of_blocks else 1
+        return max(elements_in(self.dtype, VECTOR_BYTES), whole)
 
     @property
     def pieces(self) -> int:
-        """Copies of a new row: those of K, then those of V."""
+        """What threads write of a new row: pieces of K, then those of V."""
         return (self.depth + self.depth_v) // self.elements
 
     @property

@@ -17,9 +17,12 @@ largest number of the dtype (NaN stays NaN). A thread then loads 32 bytes for th
 Alternatively every new row and head gets its own scale: largest |x| over the largest number of the dtype, or 1 for a
 row of zeros. Each thread of the row computes the scale from the whole row, and the first thread writes it.
 
-For a 4-bit cache (NVFP4) a thread loads 64 bytes, two blocks of 16 numbers. It stores 16 bytes of codes and the e4m3
-scale of each block: largest |x| / 6 / scale of the sequence and head, with four_over_six the better of / 6 and / 4.
-cute_fa4.nvfp4.quantize defines all of it, bit by bit.
+For a cache with block scales a thread loads 64 bytes, 32 numbers, and writes the scales of their blocks, too:
+
+    NVFP4   two blocks: 16 bytes of codes, and the e4m3 scale of each: largest |x| / 6 / scale of the sequence and head,
+            with four_over_six the better of / 6 and / 4. cute_fa4.nvfp4.quantize defines all of it, bit by bit
+    MXFP8   one block: 32 bytes of numbers, and its e8m0 scale. cute_fa4.mxfp8.quantise(x / scale of the sequence and
+            head) defines both, bit by bit
 
 The host does not read the device's lengths, so a row whose position lies outside the cache, or whose page does not
 exist, is dropped here.
@@ -34,12 +37,14 @@ from cutlass import Float32, Int32, Int64
 
 from ...dtypes import DTYPES, E2M1, E4M3
 from ...layouts import cache_scales
+from ...layouts.block_scales import NOT_A_NUMBER, ONE
 from ...scales import HEAD, ROW
 from ..instructions import rounding
 from ..steps import pieces, row_math
 from .config import THREADS, VECTOR_BYTES, AppendConfig
 
 LEAST = 2.0**-126
+F32_MANTISSA_BITS = 23
 FOUR = 4.0  # what the largest of a block becomes at the other scale of four_over_six
 
 
@@ -77,6 +82,34 @@ def quantise_piece(
     """Piece number `piece` of a row, divided by the scale and rounded to eight bits."""
     values = [x / scale for x in numbers_of_piece(source, elements, piece)]
     store_words(target, piece, row_math.pack(values, dtype))
+
+
+@cute.jit
+def quantise_mx_block(
+    row: cutlass.Constexpr,
+    source: cute.Tensor,
+    target: cute.Tensor,
+    scales: cute.Tensor,
+    place: tuple,
+    piece: Int32,
+    factor: Float32,
+):
+    """Piece number `piece` of a row, divided by the factor: a block as numbers of 8 bits, and its scale, a byte.
+
+    row: of the cache's dtype; place: of the byte in `scales`; factor: the scale of the sequence and head
+    """
+    numbers = [x / factor for x in numbers_of_piece(source, row.block, piece)]
+    largest = largest_of(numbers)
+    # The exponent of the largest in float32 has the bias of e8m0, and subnormal numbers have the least, 0.
+    exponent = largest.bitcast(Int32) >> F32_MANTISSA_BITS
+    least = exponent < row.largest_log2
+    code = cutlass.select_(least, Int32(0), exponent - row.largest_log2)
+    code = cutlass.select_(largest == 0.0, Int32(ONE), code)
+    inverse = Int32((2 * ONE - code) << F32_MANTISSA_BITS).bitcast(Float32)  # 2^(127 - code)
+    is_finite = largest < Float32.inf
+    inverse = cutlass.select_(is_finite, inverse, Float32(1.0))
+    store_words(target, piece, row_math.pack([x * inverse for x in numbers], row.element))
+    scales[place] = cutlass.Uint8(cutlass.select_(is_finite, code, Int32(NOT_A_NUMBER)))
 
 
 @cute.jit
@@ -122,14 +155,22 @@ def numbers_of_piece(source, elements: int, piece) -> Iterator:
 
 
 def store_words(target, piece, words: list):
-    """Store a piece of a row, four words of numbers of 8 or 4 bits."""
+    """Store a piece of a row, words of numbers of 8 or 4 bits."""
     held = cute.make_rmem_tensor(len(words), Int32)
     for i, word in enumerate(words):
         held[i] = word
     place = cute.recast_ptr(
-        (target.iterator + piece * VECTOR_BYTES).align(VECTOR_BYTES), dtype=Int32
+        (target.iterator + piece * (4 * len(words))).align(VECTOR_BYTES), dtype=Int32
     )
     cute.autovec_copy(held, cute.make_tensor(place, cute.make_layout(len(words))))
+
+
+def largest_of(numbers: list):
+    """The largest magnitude; NaN if there is one."""
+    largest = Float32(0.0)
+    for x in numbers:
+        largest = cute.arch.fmax(largest, cute.arch.fmax(x, -x, nan=True), nan=True)
+    return largest
 
 
 def scale_of_block(numbers: list, factor, largest_code: float):
@@ -137,9 +178,7 @@ def scale_of_block(numbers: list, factor, largest_code: float):
 
     largest_code: what the largest magnitude becomes
     """
-    largest = Float32(0.0)
-    for x in numbers:
-        largest = cute.arch.fmax(largest, cute.arch.fmax(x, -x, nan=True), nan=True)
+    largest = largest_of(numbers)
     scale = largest / largest_code / factor
     return cutlass.select_(largest < Float32.inf, scale, Float32(float("nan")))
 
@@ -242,8 +281,8 @@ class AppendKernel:
         offsets           packed: (batch + 1,) int32
         page_table        paged: (batch, pages) int32
         cache_batch_idx   (batch,) int32: of the cache, or the page table
-        descales          f32, those in cfg.descales: (batch, heads), or for rows the cache's shape without depth; for
-                          four bits then u8, of K and of V: the cache's shape with a byte for each block
+        descales          f32, those in cfg.descales: (batch, heads), or for rows the cache's shape without depth; with
+                          scales of blocks then u8, of K and of V: the cache's shape with a byte for each block
         """
         cfg = self.cfg
         heads = new_k.shape[-2]
@@ -347,7 +386,11 @@ class AppendKernel:
         if cfg.of_blocks:
             scales = descales[len(cfg.descales.given) + "kv".index(name)]
             places = self.places_of_scales(name, at, piece)
-            quantise_blocks(cfg, source, target, scales, places, piece, scale)
+            row = DTYPES[cfg.dtype]
+            if row.in_byte > 1:
+                quantise_blocks(cfg, source, target, scales, places, piece, scale)
+            else:
+                quantise_mx_block(row, source, target, scales, places[0], piece, scale)
         elif cfg.quantises:
             quantise_piece(source, target, cfg.dtype, cfg.elements, piece, scale)
         else:
@@ -357,8 +400,9 @@ class AppendKernel:
         """Where the scales of the blocks of a piece are, in the scales of the cache. at: of the row in the cache."""
         cfg, (cache_block, row, head, _) = self.cfg, at
         layout = cfg.v_block_scale_layout if name == "v" else cache_scales.LINEAR
-        of_row = (cfg.depth_v if name == "v" else cfg.depth) // E2M1.block
-        of_piece = cfg.elements // E2M1.block
+        block = DTYPES[cfg.dtype].block
+        of_row = (cfg.depth_v if name == "v" else cfg.depth) // block
+        of_piece = cfg.elements // block
         places = []
         for i in range(of_piece):
             row_of_scale, byte = cache_scales.place(layout, row, piece * of_piece + i, of_row)

@@ -1,8 +1,8 @@
-"""Defects of the append to caches of 4 bits (NVFP4), planted in the kernel's PTX; one line is one mistake.
+"""Defects of the append to caches whose blocks have scales, planted in the kernel's PTX; one line is one mistake.
 
-The subject: new rows of bf16 with every kind of block (tests/serving/test_nvfp4_append.py), packed, in pages of 16,
+The subject: new rows of bf16 with every kind of block (tests/serving/block_appends.py), packed, in pages of 16,
 with global scales that differ from head to head. The results are all bytes of the codes and the scales. A second
-subject has the better of two scales for each block, and interleaved scales of V.
+subject has the better of two scales for each block, and interleaved scales of V. A third cache is MXFP8.
 """
 
 import torch
@@ -10,20 +10,24 @@ import torch
 from cute_fa4 import emulator
 from tests.emulator.mutations.edits import delete, lines, replace
 from tests.emulator.mutations.mutant import ORDER, WRONG_NUMBERS, Mutant, Subject
-from tests.serving.test_nvfp4_append import HEADS, NEW, Cache, appended, rows
+from tests.serving.block_appends import HEADS, Cache, appended, rows
+from tests.serving.test_append import NEW
 
-NAME, BETTER = "append_4_bits", "append_4_bits_four_over_six"
+NAME, BETTER, MX = "append_4_bits", "append_4_bits_four_over_six", "append_mxfp8"
 
 
 def subject(name: str, level) -> Subject:
-    new = [[rows(n, 64, torch.bfloat16, seed=i + b) for b, n in enumerate(NEW)] for i in (0, 10)]
+    of, depth = "mxe4m3" if name == MX else "e2m1", 64
+    new = [
+        [rows(of, n, depth, torch.bfloat16, seed=i + b) for b, n in enumerate(NEW)] for i in (0, 10)
+    ]
     numbers = 0.01 + torch.rand(2, len(NEW), HEADS, generator=torch.Generator().manual_seed(1))
     given = dict(zip(("k_descale", "v_descale"), numbers, strict=True))
 
     def execute(edit, mode, seed, budget):
         transform = None if edit is None else lambda name, ptx: edit(ptx)
         using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        cache = Cache((16, "NHD"), len(NEW), (64, 64))
+        cache = Cache(of, (16, "NHD"), len(NEW), (depth, depth))
         if name == BETTER:
             cache.four_over_six, cache.v_layout = True, "interleaved4"
         with emulator.use(**using, instruction_budget=budget) as result:
@@ -51,10 +55,35 @@ IS_BETTER = lines("kernel", r"setp\.lt\.f32\s+(\S+), (\S+), (\S+);")
 DIFFERENCE = lines("kernel", r"sub\.rn\.f32 (\S+), (\S+), (\S+);")
 TOTAL = lines("kernel", r"add\.rn\.f32 (\S+), (\S+), (\S+);")
 LAST_LOAD = lines("kernel", r"ld\.global\.v4\.b32\s+(\{.*\}), \[(%rd\d+)\+48\];")
+LEAST_POWER = lines("kernel", r"max\.s32\s+(\S+), (\S+), 8;")
+EXPONENT = lines("kernel", r"add\.s32\s+(\S+), (\S+), -8;")
+IS_ZEROS = lines("kernel", r"setp\.eq\.f32\s+(\S+), (\S+), 0f00000000;")
+INVERSE = lines("kernel", r"sub\.s32\s+(\S+), 2130706432, (\S+);")
+SECOND_HALF = lines("kernel", r"st\.global\.v4\.b32\s+\[(\S+)\+16\], (\{.*\});")
+
+
+def of_mx() -> list:
+    found = []
+    for of, pick in (("K", lambda place: place.first), ("V", lambda place: place.last)):
+        for what, edit in (
+            ("a negative number is not the largest", replace(pick(SIZE), r"mov.b32 \1, \2;")),
+            ("the largest of a block is not NaN", replace(pick(LARGER), r"max.f32 \1, \2, \3;")),
+            ("a number is not divided", replace(pick(DIVISION), r"mov.b32 \1, \2;")),
+            ("the least power is not kept", replace(pick(LEAST_POWER), r"mov.b32 \1, \2;")),
+            ("a power is twice as large", replace(pick(EXPONENT), r"add.s32 \1, \2, -7;")),
+            ("zeros have the least power", replace(pick(IS_ZEROS), r"setp.eq.u32 \1, 0, 1;")),
+            ("numbers are multiplied by the power", replace(pick(INVERSE), r"mov.b32 \1, \2;")),
+            ("infinity is a number", replace(pick(IS_FINITE), r"setp.eq.u32 \1, 0, 0;")),
+            ("16 numbers are stored upon others", replace(pick(SECOND_HALF), r"st.global.v4.b32 [\1], \2;")),
+            ("the scale of a block is not stored", delete(pick(A_SCALE))),
+            ("the last eight are those before", replace(pick(LAST_LOAD), r"ld.global.v4.b32 \1, [\2+32];")),
+        ):  # fmt: skip
+            found.append(Mutant(f"{what}, {of}, MXFP8", MX, edit, (WRONG_NUMBERS,)))
+    return found
 
 
 def mutants() -> tuple:
-    found = []
+    found = of_mx()
     for of, pick in (("K", lambda place: place.first), ("V", lambda place: place.last)):
         for what, edit in (
             ("a negative number is not the largest", replace(pick(SIZE), r"mov.b32 \1, \2;")),

@@ -145,8 +145,13 @@ def test_every_row_of_the_tables_is_a_call():
         for row in narrow.ROWS[:1]
         for dtype, kv_dtype in narrow.KINDS.values()
     ]
-    for problem in (*(latent.problem_of(*row) for row in latent.ROWS), *narrow_rows):
+    for row in latent.ROWS:
+        problem = latent.problem_of(*row)
         assert call_of(problem).config.qkv_dtype == problem.dtype
+    for problem in narrow_rows:
+        config = call_of(problem).config
+        stored = config.kv_dtype or config.qkv_dtype
+        assert (config.qkv_dtype, stored) == (problem.dtype, problem.kv_dtype)
 
 
 def test_the_longest_trace_is_the_first():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from benchmarks.cycle_model.decode.problems import ROWS, DecodeProblem
+from cute_fa4.dtypes import DTYPES, E4M3, E8M0, MXE4M3
 
 KEYS_A_TILE = 128
 
@@ -54,14 +55,11 @@ def call_of(
 
     batch, page = problem.batch, problem.page_size
     pages = -(-max(problem.lengths) // page)
-    dtypes = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e2m1": torch.uint8}
-    dtypes[ROWS] = torch.float8_e4m3fn
-    q = tensor(
-        batch, problem.seqlen_q, problem.heads_q, problem.head_dim, dtype=dtypes[problem.dtype]
-    )
-    k = tensor(
-        batch * pages, page, problem.heads_kv, problem.cache_columns, dtype=dtypes[problem.kv_dtype]
-    )
+    stored = E4M3 if problem.kv_dtype == ROWS else DTYPES[DTYPES[problem.kv_dtype].element]
+    sizes = batch, problem.seqlen_q, problem.heads_q, problem.head_dim
+    q = tensor(*sizes, dtype=DTYPES[problem.dtype].torch)
+    rows = batch * pages, page, problem.heads_kv
+    k = tensor(*rows, problem.cache_columns, dtype=stored.torch)
     lengths, table = tensor(batch, dtype=torch.int32), tensor(batch, pages, dtype=torch.int32)
     tensors = CallTensors(q, k, seqused_k=lengths, page_table=table)
     where = Where(tensors)
@@ -70,6 +68,10 @@ def call_of(
     if problem.latent and problem.dtype == "e4m3":
         one = tensor(1, dtype=torch.float32)
         tensors = tensors._replace(q_descale=one, k_descale=one, v_descale=one)
+        scales = checked_scales(tensors, batch)
+    if problem.kv_dtype == MXE4M3.name:  # known by the dtype of its scales
+        of_blocks = tensor(*rows, problem.head_dim // MXE4M3.block, dtype=E8M0.torch)
+        tensors = tensors._replace(v=k, k_block_scale=of_blocks, v_block_scale=of_blocks)
         scales = checked_scales(tensors, batch)
     options = Options(
         1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent,

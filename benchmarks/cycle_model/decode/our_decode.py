@@ -6,6 +6,7 @@ import inspect
 from functools import partial
 
 from benchmarks.cycle_model.decode.variants import Work
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.emulator.model import trace
 
 
@@ -94,11 +95,12 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
     pages = work.keys // page
     q = tensor(1, seqlen_q, heads_q, depth, dtype=config.qkv_dtype)
     rows = pages, page, heads_kv
-    if config.cache_blocks:
-        k, v = torch.randint(0, 256, (2, *rows, depth // 2), generator=generator).byte()
-        scales = torch.full((2, *rows, depth // 16), 0x38, dtype=torch.uint8)
+    stored = DTYPES[config.kv_dtype or config.qkv_dtype]
+    if stored.in_byte > 1:
+        numbers = 2, *rows, depth // stored.in_byte
+        k, v = torch.randint(0, 256, numbers, generator=generator).byte()
     else:
-        k, v = (tensor(*rows, depth, dtype=config.stored_dtype) for _ in range(2))
+        k, v = (tensor(*rows, depth, dtype=stored.element) for _ in range(2))
     values = dict(
         mQ=q,
         mK=k,
@@ -111,7 +113,8 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
         max_seqlen_q=seqlen_q,
     )
     if config.cache_blocks:
-        values["descales"] = tuple(scales.view(torch.int32))
+        ones = torch.ones(2, *rows, depth // stored.block).to(stored.cache_scales.torch)
+        values["descales"] = tuple(ones.view(torch.int32))
     if config.share_keys:  # all of the line for one CTA
         positions = min(seqlen_q, config.tiles.positions_per_cta)
         blocks = heads_q // config.heads_per_tile

@@ -6,9 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.sm100.choose.choose_config import LATENT_ROW_BYTES
 
-ELEMENT_BYTES = {"bf16": 2, "e4m3": 1, "e2m1": 9 / 16}  # of 4 bits, with the scales of blocks of 16
+# With the scales of blocks: of 16 numbers of 4 bits, of 32 of MXFP8.
+ELEMENT_BYTES = {"bf16": 2, "e4m3": 1, "mxe4m3": 33 / 32, "e2m1": 9 / 16}
 ROWS = "rows"  # kv_dtype of a latent cache of 656 bytes a row, including scales and RoPE columns
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_decode.json"
 # The kernel of the published table that its authors replaced.
@@ -50,9 +52,9 @@ class DecodeProblem:
     @property
     def cache_columns(self) -> int:
         """Elements of a row of the cache."""
-        if self.kv_dtype == "e2m1":
-            return self.head_dim // 2
-        return LATENT_ROW_BYTES if self.kv_dtype == ROWS else self.head_dim
+        if self.kv_dtype == ROWS:
+            return LATENT_ROW_BYTES
+        return self.head_dim // DTYPES[self.kv_dtype].in_byte
 
     @property
     def key_bytes(self) -> int:

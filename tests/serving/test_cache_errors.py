@@ -6,24 +6,31 @@ attention in bf16 over the cache dequantized to bf16 from its roundings.
 
 from __future__ import annotations
 
+import statistics
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import trained_channels
 from cute_fa4 import EmulatorWarning, flash_attn_func, mxfp8, nvfp4
 from cute_fa4.reference import attention_float64
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving" / "four_bits.md"
-KEYS, DEPTH, HEADS = 1000, 128, 8
+KEYS, DEPTH, HEADS = 1000, trained_channels.DEPTH, trained_channels.HEADS
+DRAWS = 8
+TRAINED = ("trained, layer 1", "trained, layer 2")
 LOUD = [3, 40, 77, 110]  # channels of k
 E4M3 = torch.float8_e4m3fn
 
 
-def drawn(data: str) -> tuple:
+def drawn(data: str, seed: int = 0) -> tuple:
     """-> (q, k, v): one query of eight heads over one head."""
-    generator = torch.Generator().manual_seed(0)
+    if data in TRAINED:
+        q, k, v = trained_channels.drawn(TRAINED.index(data), KEYS, seed)
+        return q.bfloat16(), k, v
+    generator = torch.Generator().manual_seed(seed)
     q = torch.randn(1, 1, HEADS, DEPTH, generator=generator).bfloat16()
     k, v = torch.randn(2, 1, KEYS, 1, DEPTH, generator=generator)
     if data == "loud channels":
@@ -82,17 +89,39 @@ def errors(data: str, cache: str) -> tuple[float, float, float, float]:
     return of_k, relative(held, exact), relative(in_bf16(q, *values), held), relative(out, held)
 
 
-def table() -> list[list[str]]:
+def of_draws(data: str) -> list[str]:
+    """For each cache the mean and the standard deviation of the error of out over DRAWS of q, k and v, in percent."""
+    found = {cache: [] for cache in CACHES}
+    for seed in range(DRAWS):
+        q, k, v = drawn(data, seed)
+        exact, _ = attention_float64(q, k, v)
+        for cache, (quantize, dequantize, _) in CACHES.items():
+            held, _ = attention_float64(q, *(dequantize(*quantize(x)) for x in (k, v)))
+            found[cache].append(100 * relative(held, exact))
+    return [f"{statistics.mean(x):.1f} ± {statistics.stdev(x):.1f}" for x in found.values()]
+
+
+def table(mark: str = "nvfp4") -> list[list[str]]:
     """The rows between the marks of the page."""
-    lines = PAGE.read_text().split("<!-- nvfp4")[1].split("<!-- /nvfp4")[0].splitlines()
+    lines = PAGE.read_text().split(f"<!-- {mark}:")[1].split(f"<!-- /{mark}")[0].splitlines()
     return [[cell.strip() for cell in x.split("|")[1:-1]] for x in lines if x.startswith("|")][2:]
 
 
-DATA = ("normal", "loud channels", "heavy tails")
+DATA = ("normal", "loud channels", "heavy tails", *TRAINED)
 
 
 def test_the_table_has_every_pair():
     assert [(row[0], row[1]) for row in table()] == [(d, c) for d in DATA for c in CACHES]
+
+
+def test_keys_with_most_of_the_weight_are_as_many_as_the_page_says():
+    """1 / sum p^2 of the eight heads, least and most."""
+    for data, bounds in zip(TRAINED, ((46, 288), (3, 62)), strict=True):
+        q, k, _ = (x.double() for x in drawn(data))
+        p = (torch.einsum("bqhd,bkgd->hk", q, k) * DEPTH**-0.5).softmax(-1)
+        keys = 1 / p.square().sum(-1)
+        assert (round(keys.min().item()), round(keys.max().item())) == bounds
+        assert f"{bounds[0]} to {bounds[1]}" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -105,8 +134,18 @@ def test_the_table_of_errors_is_what_rounding_costs(data):
             assert found[-1] <= found[-2] * 1.05  # the kernel adds no more than bf16
 
 
+@pytest.mark.parametrize("data", DATA)
+def test_the_table_of_draws_has_means_and_deviations(data):
+    [said] = [cells for name, *cells in table("nvfp4_draws") if name == data]
+    for found, text in zip(of_draws(data), said, strict=True):
+        for number, rounded in zip(found.split("±"), text.split("±"), strict=True):
+            assert float(number) == pytest.approx(float(rounded), rel=0.05, abs=0.11)
+
+
 if __name__ == "__main__":
     for kind in DATA:
         for each in CACHES:
             numbers = " | ".join(f"{x:.2e}" for x in errors(kind, each))
             print(f"| {kind} | {each} | {numbers} |")
+    for kind in DATA:
+        print("| " + " | ".join([kind, *of_draws(kind)]) + " |")

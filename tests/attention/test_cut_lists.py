@@ -4,6 +4,8 @@ Work tiles have up to two or three parts of one key block, so parts of full and 
 not cut, are side by side; one whose sequence has no such block has empty parts.
 """
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -20,12 +22,18 @@ from tests.attention.test_longest_first import packed_lists_over_padded_rows
 SMS = 5
 
 
-@pytest.fixture(autouse=True)
-def cut_always(monkeypatch):
+@contextmanager
+def cutting(monkeypatch):
     """On a chip with few SMs, so that a share of all lists is short and the merge has few rows to look at."""
     monkeypatch.setattr(longest_first, "num_sms", lambda device: SMS)
     shipped = tuning.shipped()
     with tuning.using(shipped.changed(cut_lists=1000, cut_least_keys=1, cut_least_tiles=1)):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cut_always(monkeypatch):
+    with cutting(monkeypatch):
         yield
 
 

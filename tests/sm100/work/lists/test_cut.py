@@ -19,8 +19,10 @@ from tests.sm100.work.lists import sorted_tiles
 from tests.sm100.work.lists.sorted_tiles import Launch, cut, cuts_right, drawn
 
 LAUNCHES = {
-    "padded": (sorted_tiles.PADDED, 148, 8),
-    "shared": (sorted_tiles.SHARED, 31, 1),
+    "padded": (sorted_tiles.PADDED, 3000, 8),
+    "parts as long as they must be": (sorted_tiles.PADDED, 3000, 150),
+    "no list is longer than a share": (sorted_tiles.PADDED, 148, 8),
+    "shared": (sorted_tiles.SHARED, 2000, 1),
     "packed": (sorted_tiles.PACKED, 600, 1),
     "wrong counts": (sorted_tiles.WRONG, 7, 1),
     "one work tile": (Launch((numbers([[[9]]]),), (1, 1, 1, 1)), 4, 1),

@@ -3,8 +3,6 @@
 Mistakes in what the mask function reads of the units are at the end: calls with small blocks notice them.
 """
 
-import importlib.util
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,24 +12,17 @@ import torch
 
 from cute_fa4 import BlockSparseTensors, emulator
 from cute_fa4.sm100.blueprint import small_blocks
-from cute_fa4.sm100.work import lists
 from cute_fa4.sm100.work.lists import kernel, longest, order
 from tests.attention.listed import ABSENT, FULL, PARTIAL, Listed, assert_right, numbers
-from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.test_lists import drawn as drawn_tiles
 from tests.sm100.backward.test_lists import expected_tiles, tiles_of
 from tests.sm100.backward.test_planted import missed
 from tests.sm100.work.lists import sorted_tiles
 from tests.sm100.work.lists.conversions import drawn, in_order, is_right
+from tests.sm100.work.planted import Edit
 
-SOURCES = Path(lists.__file__).parent
-NAME = f"{lists.__name__}.damaged"
-MODULES = {
-    "kernel": (kernel, "ListsKernel"),
-    "order": (order, "OrderKernel"),
-    "longest": (longest, "LongestKernel"),
-}
+MODULES = {"kernel": kernel, "order": order, "longest": longest}
 
 # --- subjects: whether a conversion is right
 
@@ -121,17 +112,7 @@ class Defect:
     file: str = "kernel"
 
     def plant(self, monkeypatch, folder: Path) -> None:
-        """Kernels made from here on have it."""
-        text = (SOURCES / f"{self.file}.py").read_text()
-        if text.count(self.old) != 1:
-            raise PlantingError(f"{self.file}.py has {text.count(self.old)} times {self.old!r}")
-        path = folder / "damaged.py"
-        path.write_text(text.replace(self.old, self.new))
-        spec = importlib.util.spec_from_file_location(NAME, path)
-        monkeypatch.setitem(sys.modules, NAME, importlib.util.module_from_spec(spec))
-        spec.loader.exec_module(sys.modules[NAME])
-        module, kernel_class = MODULES[self.file]
-        monkeypatch.setattr(module, kernel_class, getattr(sys.modules[NAME], kernel_class))
+        Edit(MODULES[self.file], self.old, self.new).plant(monkeypatch, folder)
 
 
 DEFECTS = {

@@ -240,8 +240,8 @@ def flash_attn_func(
     key_limit     (batch,) int32: keys from here on are hidden (padding), positions stay
     learnable_sink  (heads_q,), f32, bf16 or fp16: a score in the softmax's denominator only
     softcap       0 or None: off; otherwise scores become softcap * tanh(score / softcap)
-    num_splits    parts of the keys of a sequence, which run in parallel and are merged. None or 0: chosen from
-                  metadata, where there are fewer blocks than SMs; 1: never; N: exactly N
+    num_splits    parts of the keys of a sequence, in parallel, and merged. None or 0: chosen from metadata, where there
+                  are fewer blocks than SMs; 1: never; N: N. Beside block_sparse_tensors up to 1: docs/block_sparsity.md
     tokens_per_split  keys of a part (a multiple of 128), instead of num_splits: the same sequence gives the same bits
                   in every batch
     batch_invariant  True: the bits of a row depend on that row of q and on its keys and values alone, in parts of

@@ -277,6 +277,10 @@ VARIANTS = {
         **{"q_block": 256, "kv_block": 128, "longest_first": True, "cut_lists": True},
         "write_lse": True,
     },
+    "listed blocks, scales of blocks": {
+        **{"q_block": 256, "kv_block": 128, "full_blocks": True},
+        **{"qkv_dtype": "e4m3", "descales": "xyv"},
+    },
     "few rows, 32": {**DECODE, "page_size": 128, "rows": 32, "write_lse": True},
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},

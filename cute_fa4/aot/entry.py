@@ -77,7 +77,7 @@ def _check_masks(values: dict) -> None:
 def _of_config(values: dict) -> list:
     _check_masks(values)
     _require(values, "head_dim", "qkv_dtype")
-    values |= of_small_blocks(values)
+    values |= of_small_blocks(values, policy.batch_invariant(values.get("batch_invariant")))
     family, invariant = values.pop("family", None), values.pop("batch_invariant", None)
     asked = {**policy.of_schedules(invariant), **values}
     found = [{"family": family}] if family else _kernels_of(values, asked, invariant)

@@ -18,7 +18,13 @@ from cute_fa4.calls.operands.blocks import PLACES, Blocks, of_operator
 from cute_fa4.operands import BLOCKS, NAMES
 from cute_fa4.sm100.backward.config import ROWS
 from cute_fa4.sm100.blueprint.listed import TILE_BITS, TURN_BITS
-from cute_fa4.sm100.work.lists.config import TILE, UNIT, UNITS_OF_BYTE, BlockListsConfig
+from cute_fa4.sm100.work.lists.config import (
+    ALL_PARTIAL,
+    TILE,
+    UNIT,
+    UNITS_OF_BYTE,
+    BlockListsConfig,
+)
 from cute_fa4.system.devices import target_of
 
 
@@ -77,17 +83,20 @@ def empty_tiles(lists: Lists, sides: tuple[Side, Side], batch: int, tile_q: int)
     return *numbers, new(units, dtype=torch.uint8)
 
 
-def tiles_and_units(of_tiles: tuple[Lists, tuple[Side, Side], int, int], hides: bool) -> tuple:
+def tiles_and_units(
+    of_tiles: tuple[Lists, tuple[Side, Side], int, int], hides: bool, in_order: bool = False
+) -> tuple:
     """-> counts and entries of partial tiles, counts and entries of full ones, and kinds of units.
 
     of_tiles   parameters of empty_tiles
     hides      whether a mask_mod hides keys of partial blocks; otherwise all are full
+    in_order   all tiles are partial ones: then they come in ascending order
 
     kinds are (batch or 1, heads or 1, query blocks, bytes), uint8, as blueprint/small_blocks.py describes them.
     """
     lists, sides, _, tile_q = of_tiles
     results = empty_tiles(*of_tiles)
-    _convert("tiles", lists, sides, (tile_q, hides), results)
+    _convert("tiles", lists, sides, (tile_q, hides | ALL_PARTIAL * in_order), results)
     return results
 
 
@@ -106,7 +115,7 @@ def kinds_of_tiles(lists: Lists, queries: Side, keys: Side, batch: int) -> torch
 
 
 def _convert(makes: str, lists: Lists, sides: tuple[Side, Side], more: tuple, results: tuple):
-    """Launch the kernel. more: queries of a tile, and whether a mask_mod hides keys."""
+    """Launch the kernel. more: queries of a tile, and `hides` of the kernel."""
     if 0 in results[0].shape:
         return
     counts, entries = lists.given(COUNTS), lists.given(ENTRIES)

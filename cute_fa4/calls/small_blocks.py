@@ -19,13 +19,20 @@ import torch
 from cute_fa4.block_sparsity import BlockSparseTensors
 from cute_fa4.calls.block_lists import Lists, Side, tiles_and_units
 from cute_fa4.calls.operands import autocast
-from cute_fa4.calls.operands.blocks import checked_blocks, taken, with_lists
+from cute_fa4.calls.operands.blocks import (
+    are_tiles,
+    checked_blocks,
+    has_block_scales,
+    taken,
+    with_lists,
+)
 from cute_fa4.calls.operands.lengths import longest_of
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced
 from cute_fa4.calls.options import checked_aux
 from cute_fa4.calls.prepare import checked, pages_rows_first
 from cute_fa4.calls.request import Choices, Numbers, Where
+from cute_fa4.compiler import policy
 from cute_fa4.operands import ROWS, CallTensors
 from cute_fa4.sm100.blueprint.listed import LISTED_BLOCK
 from cute_fa4.sm100.blueprint.small_blocks import counted_from_first, tile_of, with_kinds
@@ -41,7 +48,8 @@ def with_lists_of_tiles(tensors: CallTensors, asked: tuple, given: dict) -> tupl
         return tensors, asked, given
     found = taken(lists)
     # Those of a traced call are converted by an operator (operators/routes.py).
-    if found["block_sparse_tensors"].are_tiles or is_traced(tensors.q):
+    fit = are_tiles(found["block_sparse_tensors"], tensors.q_descale)
+    if fit or is_traced(tensors.q):
         return *with_lists(tensors, asked, found), given
     window_size, numbers, choices = asked
     options = Numbers(*numbers)._asdict() | Choices(*choices)._asdict() | given
@@ -62,7 +70,7 @@ def in_tiles(tensors: CallTensors, options: Mapping, contents: bool) -> dict:
         return {}
     found = taken(options["block_sparse_tensors"])
     blocks = found.pop("block_sparse_tensors")
-    if blocks.are_tiles:
+    if are_tiles(blocks, tensors.q_descale):
         return {}
     if contents:
         rows = {n: x.detach() for n, x in tensors.named(ROWS).items() if torch.is_tensor(x)}
@@ -75,7 +83,8 @@ def in_tiles(tensors: CallTensors, options: Mapping, contents: bool) -> dict:
     score_mod, mask_mod = options["score_mod"], options["mask_mod"]
     reads = score_mod is not None or mask_mod is not None
     aux = checked_aux(options["aux_tensors"], tensors.q.device, reads, gradients=True)
-    lists, kinds = tiles_of(Lists(found, blocks), where, mask_mod is not None, contents)
+    invariant = policy.batch_invariant(options.get("batch_invariant"))
+    lists, kinds = tiles_of(Lists(found, blocks), where, mask_mod is not None, invariant, contents)
     return {
         "block_sparse_tensors": lists,
         "score_mod": counted_from_first(score_mod, len(aux)),
@@ -100,29 +109,36 @@ def without_checks(tensors: CallTensors, options: Mapping) -> Where:
     return Where(tensors, bool(options.get("seqused_k_excludes_new")), of_q or 0, of_k or 0)
 
 
-def tiles_of(lists: Lists, where: Where, hides: bool, contents: bool = False) -> tuple:
+def tiles_of(lists: Lists, where: Where, hides: bool, invariant: bool, contents: bool) -> tuple:
     """-> (lists of tiles, kinds, which the mask_mod of blueprint/small_blocks.py reads).
 
-    hides     whether a mask_mod hides keys of partial blocks
-    contents  as in_tiles takes it
+    hides      whether a mask_mod hides keys of partial blocks
+    invariant  whether the call is batch-invariant
+    contents   as in_tiles takes it
     """
-    conversion = conversion_of(lists, where, hides, contents)
+    conversion = conversion_of(lists, where, hides, invariant, contents)
     return conversion.lists(conversion.run())
 
 
 class Conversion(NamedTuple):
-    """Lists of small blocks, and the sizes for which they become lists of tiles. Checked."""
+    """Lists of small blocks, and the sizes for which they become lists of tiles. Checked.
+
+    tile_q    queries of a tile
+    in_order  all tiles are partial ones, in ascending order: lists of other blocks in a tile do not change it
+    """
 
     given: Lists
     queries: Side
     keys: Side
     batch: int
     hides: bool
+    tile_q: int
+    in_order: bool = False
 
     @property
     def tile(self) -> tuple[int, int]:
         """Queries and keys of a tile."""
-        return tile_of(self.given.blocks.queries), LISTED_BLOCK
+        return self.tile_q, LISTED_BLOCK
 
     @property
     def of_tiles(self) -> tuple[Lists, tuple[Side, Side], int, int]:
@@ -131,19 +147,23 @@ class Conversion(NamedTuple):
 
     def run(self) -> tuple:
         """The tensors of lists of tiles, and kinds."""
-        return tiles_and_units(self.of_tiles, self.hides)
+        return tiles_and_units(self.of_tiles, self.hides, self.in_order)
 
     def lists(self, results: tuple) -> tuple:
         """What tiles_of returns. results: of `run`."""
         return BlockSparseTensors(*results[:4])._replace(block_size=self.tile), results[4]
 
 
-def conversion_of(lists: Lists, where: Where, hides: bool, contents: bool) -> Conversion:
+def conversion_of(
+    lists: Lists, where: Where, hides: bool, invariant: bool, contents: bool
+) -> Conversion:
     """The parameters are those of tiles_of."""
     blocks, tensors = lists.blocks, where.tensors._replace(**lists.tensors)
     checked_blocks(tensors, blocks, where, contents)
     queries, keys = Side(where.seqlen_q(tensors.q)), _keys(tensors, where, contents)
-    return Conversion(lists, queries, keys, where.batch(tensors.q), hides)
+    tile_q = tile_of(blocks.queries, has_block_scales(tensors.q_descale), invariant)
+    in_order = invariant and blocks.queries % tile_q != 0
+    return Conversion(lists, queries, keys, where.batch(tensors.q), hides, tile_q, in_order)
 
 
 def _keys(tensors: CallTensors, where: Where, contents: bool) -> Side:

@@ -17,13 +17,14 @@ from cute_fa4.calls import queries
 from cute_fa4.calls.block_lists import Lists
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.operands import new_rows
-from cute_fa4.calls.operands.blocks import of_operator, taken
+from cute_fa4.calls.operands.blocks import are_tiles, of_operator, taken
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.skipping import COUNTS
 from cute_fa4.calls.small_blocks import conversion_of, without_checks
 from cute_fa4.calls.split_keys import merge as parts
+from cute_fa4.compiler import policy
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS_OF_QUERIES, ROWS, SCALES, tensors_of
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
@@ -212,11 +213,12 @@ def _lists(given: dict) -> dict:
 def _tiles(call: dict) -> dict:
     """The arguments that differ where blocks are smaller than tiles (calls/small_blocks.py), functions as keys."""
     blocks, aux = of_operator(call), call["aux_tensors"] or []
-    if blocks is None or blocks.are_tiles:
+    if blocks is None or are_tiles(blocks, call["q_descale"]):
         return {}
     found = Lists({name: call.get(name) for name in NAMES[BLOCKS]}, blocks)
     where = without_checks(tensors_of(call), call)
-    conversion = conversion_of(found, where, call["mask_mod"] != "", contents=False)
+    hides, invariant = call["mask_mod"] != "", policy.batch_invariant(call["batch_invariant"])
+    conversion = conversion_of(found, where, hides, invariant, contents=False)
     lists, kinds = conversion.lists(converted(conversion))
     taken_lists = {name: getattr(lists, name) for name in NAMES[BLOCKS]}
     return taken_lists | {
@@ -274,6 +276,7 @@ _is_known = assume_constant_result(is_known)
 _remember = assume_constant_result(remember)
 refuse = assume_constant_result(tell_dynamo)
 _register_rules = assume_constant_result(sharding.register_rules)
+assume_constant_result(policy.batch_invariant)
 assume_constant_result(queries.dequantizes)  # the rule of kernels, which holds a lock
 
 

@@ -14,8 +14,8 @@ from cute_fa4.operators.registration import arguments_of, defined
 _SCHEMA = (
     f"block_tiles({', '.join(f'Tensor {name}' for name in NAMES[BLOCKS][:2])}, "
     f"{', '.join(f'Tensor? {name}=None' for name in (*NAMES[BLOCKS][2:], 'lengths_k'))}, *, int[] block_size, "
-    "SymInt longest_q, SymInt longest_k, SymInt batch, bool hides) -> (Tensor mask_block_cnt, Tensor mask_block_idx, "
-    "Tensor full_block_cnt, Tensor full_block_idx, Tensor kinds)"
+    "SymInt longest_q, SymInt longest_k, SymInt batch, bool hides, int tile_q, bool in_order) -> "
+    "(Tensor mask_block_cnt, Tensor mask_block_idx, Tensor full_block_cnt, Tensor full_block_idx, Tensor kinds)"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _RESULTS = 5
@@ -29,7 +29,7 @@ def converted(conversion: Conversion) -> tuple:
 
 def arguments_of_tiles(conversion: Conversion) -> tuple[list, dict]:
     """The tensors of a call of the operator, and its other arguments."""
-    lists, queries, keys, batch, hides = conversion
+    lists, queries, keys, batch, hides, tile_q, in_order = conversion
     tensors = [*(lists.tensors[name] for name in NAMES[BLOCKS]), keys.lengths]
     options = dict(
         block_size=[lists.blocks.queries, lists.blocks.keys],
@@ -37,6 +37,8 @@ def arguments_of_tiles(conversion: Conversion) -> tuple[list, dict]:
         longest_k=keys.longest,
         batch=batch,
         hides=hides,
+        tile_q=tile_q,
+        in_order=in_order,
     )
     return tensors, options
 
@@ -47,7 +49,8 @@ def _conversion(call: dict) -> Conversion:
     assert blocks is not None  # a call without lists has nothing to convert
     lists = Lists({name: call[name] for name in NAMES[BLOCKS]}, blocks)
     sides = Side(call["longest_q"]), Side(call["longest_k"], call["lengths_k"])
-    return Conversion(lists, *sides, call["batch"], call["hides"])
+    rest = (call[name] for name in ("batch", "hides", "tile_q", "in_order"))
+    return Conversion(lists, *sides, *rest)
 
 
 def _run(*given, **options):

@@ -339,6 +339,26 @@ def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
     assert of_backward == {"kinds", "order"}
 
 
+@pytest.mark.parametrize("of", ("batch-invariant", "scales of blocks"))
+def test_entries_of_small_blocks_have_the_tiles_of_their_calls(of):
+    """Of 256 queries where rows may not depend on other blocks of a tile, and where q and k have scales of blocks."""
+    fields, options, dtype, size = {"batch_invariant": True}, {"batch_invariant": True}, BF16, 64
+    if of == "scales of blocks":
+        fields, dtype, size = {"qkv_dtype": "e4m3", "descales": "xy", "o_dtype": "bf16"}, E4M3, 128
+        scales = numbers(2, 300, 2, 2, dtype=torch.float8_e8m0fnu)
+        options = dict(q_descale=scales, k_descale=scales)
+    of_config = dict(qkv_dtype="bf16", head_dim=64, q_block=size, kv_block=128) | fields
+    listed = entry.configs_of("config", of_config, of)
+    assert {config.q_block for config in listed} == {256}
+    q = numbers(2, 300, 2, 64, dtype=dtype)
+    blocks = -(-300 // size), 3
+    lists = (numbers(2, 1, blocks[0]), numbers(2, 1, *blocks)) * 2
+    with asked_for("sm_100a") as asked:
+        given = BlockSparseTensors(*lists, block_size=(size, 128))
+        flash_attn_func(q, q, q, block_sparse_tensors=given, **options)
+    assert asked and set(asked) <= set(with_conversions(listed))
+
+
 def missing(
     listed: set, calls: list, invariant: bool | None, monkeypatch, count: int, call=a_call
 ) -> dict:

@@ -327,8 +327,6 @@ UNSUPPORTED = {
     "tokens_per_split": dict(tokens_per_split=128),
     "q of torch.bfloat16 and k of torch.float8": {x: X.to(torch.float8_e4m3fn) for x in "kv"}
     | {"q_quantize": "never"},
-    "q_descale of .*, scales of blocks": {x: X.to(torch.float8_e4m3fn) for x in "qkv"}
-    | dict.fromkeys(("q_descale", "k_descale"), torch.ones(1, 200, 2, 2).to(torch.float8_e8m0fnu)),
     "mask_mod: .*of_the_compiler handles": dict(
         mask_mod=of_the_compiler, block_sparse_tensors=SMALL_LISTS
     ),

@@ -5,6 +5,7 @@ not cut, are side by side; one whose sequence has no such block has empty parts.
 """
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from cute_fa4.calls.operands import blocks
 from cute_fa4.sm100.blueprint import tuning
 from tests.attention.listed import ABSENT, FULL, PARTIAL, SMALL, Listed, assert_right
 from tests.attention.test_block_sparsity import LENGTHS, SIZES, drawn
-from tests.attention.test_block_sparsity_8_bits import E4M3
+from tests.attention.test_block_sparsity_8_bits import E4M3, blocks_of
 from tests.attention.test_block_sparsity_8_bits import assert_right as assert_right_8_bits
 from tests.attention.test_longest_first import packed_lists_over_padded_rows
 
@@ -23,9 +24,9 @@ SMS = 5
 
 
 @contextmanager
-def cutting(monkeypatch):
+def cutting(monkeypatch, sms: int = SMS):
     """On a chip with few SMs, so that a share of all lists is short and the merge has few rows to look at."""
-    monkeypatch.setattr(longest_first, "num_sms", lambda device: SMS)
+    monkeypatch.setattr(longest_first, "num_sms", lambda device: sms)
     shipped = tuning.shipped()
     with tuning.using(shipped.changed(cut_lists=1000, cut_least_keys=1, cut_least_tiles=1)):
         yield
@@ -102,6 +103,13 @@ def test_eight_bits_with_scales_of_keys(family):
     assert_right_8_bits(call, found, scales)
 
 
+def test_eight_bits_with_scales_of_blocks():
+    """MXFP8: the scales of q are copied for the first turn of a part, too."""
+    call = skewed("mha2q", dtype=E4M3)
+    given, meant = blocks_of(call)
+    assert_right_8_bits(call, call.run(**given), meant)
+
+
 def test_the_log_sum_exp_changes_no_bit_and_neither_does_another_run():
     call = skewed("mha2q")
     out, _ = call.run()
@@ -118,3 +126,35 @@ def test_counts_beyond_a_list_make_parts_without_keys(monkeypatch):
     lists = BlockSparseTensors(counts, entries, block_size=(128, 128))
     visible = call.visible(lambda *places: torch.tensor(True))
     assert_right(call.run(lists, mask_mod=None), call.expected(visible))
+
+
+def beside_other_lists(family: str, dtype=torch.bfloat16, **options) -> list[tuple]:
+    """The rows of the first query block of head 0 in two calls, whose other lists differ in every block."""
+    call, found = skewed(family, dtype=dtype), []
+    rows = call.block_size[0]
+    if dtype is E4M3:
+        options |= blocks_of(call)[0]
+    for kind in (ABSENT, FULL):
+        kinds = torch.full_like(call.kinds, kind)
+        kinds[0, 0, 0] = call.kinds[0, 0, 0]
+        out, lse = replace(call, kinds=kinds).run(**options)
+        found.append((out[:, :rows, 0], lse[:, 0, :rows]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "family, dtype",
+    [*((family, torch.bfloat16) for family in (*SIZES, "64 x 64")), ("mha1q", E4M3)],
+)
+def test_rows_of_batch_invariant_calls_do_not_depend_on_other_lists(family, dtype):
+    """Their lists are not cut, and those of other blocks in a tile (64 x 64, and MXFP8) do not move its key tiles."""
+    first, second = beside_other_lists(family, dtype, batch_invariant=True)
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("num_splits", (None, 0, 1))
+def test_other_calls_are_cut_whatever_num_splits_says(num_splits):
+    """The list is cut beside short ones, and is whole beside longer ones: other sums of the same keys."""
+    first, second = beside_other_lists("mha1q", num_splits=num_splits)
+    assert not torch.equal(first[0], second[0])
+    torch.testing.assert_close(first[0], second[0], rtol=0, atol=2**-6)

@@ -17,7 +17,7 @@ from cute_fa4.calls.operands.lengths import check_index_tensor, keys_of, queries
 from cute_fa4.calls.operands.scale_views import BLOCKS as OF_BLOCKS
 from cute_fa4.calls.request import Choices, Where
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS, ROPE, CallTensors, axes_of_list
-from cute_fa4.sm100.blueprint.listed import LISTED_BLOCK
+from cute_fa4.sm100.blueprint import small_blocks
 from cute_fa4.sm100.blueprint.small_blocks import UNIT
 
 PLACES = ("cu_total_m_blocks", "cu_block_idx_offsets")
@@ -38,16 +38,21 @@ class Blocks(NamedTuple):
     offsets: bool = False
 
     @property
-    def are_tiles(self) -> bool:
-        """Whether the kernels have blocks of these sizes."""
-        return self.queries % LISTED_BLOCK == self.keys % LISTED_BLOCK == 0
-
-    @property
     def fields(self) -> dict:
         """Fields of a configuration."""
         of_tensors = {"packed_lists": self.packed, "list_offsets": self.offsets}
         sizes = {"q_block": self.queries, "kv_block": self.keys}
         return sizes | of_tensors | {"full_blocks": self.full}
+
+
+def has_block_scales(q_descale) -> bool:
+    """Whether q has scales of blocks (MXFP8)."""
+    return getattr(q_descale, "dtype", None) is OF_BLOCKS
+
+
+def are_tiles(blocks: Blocks, q_descale) -> bool:
+    """Whether the kernels of such a call have blocks of these sizes."""
+    return small_blocks.are_tiles(blocks.queries, blocks.keys, has_block_scales(q_descale))
 
 
 def taken(lists) -> dict:
@@ -113,11 +118,6 @@ def checked_blocks(
         raise NotImplementedError(
             f"block_sparse_tensors: with q of {q.dtype} and k of {k.dtype}; accepted: q, k and v of one dtype; "
             "with many queries, q_quantize=None quantizes q as k"
-        )
-    if getattr(tensors.q_descale, "dtype", None) is OF_BLOCKS:
-        raise NotImplementedError(
-            f"block_sparse_tensors: with q_descale of {OF_BLOCKS}, scales of blocks; accepted: scales per tensor, "
-            "head or token"
         )
     if tensors.has(ROPE):
         raise NotImplementedError(

@@ -72,7 +72,7 @@ def refusals(problem, rows: int) -> list[str]:
     """Why a schedule whose CTAs have so many rows does not run the lists."""
     if not problem.q_block % rows:  # 0: there are no lists
         return []
+    other = "scales that are not of blocks" if problem.block_scales else "schedule=OneTile()"
     return [
-        f"q_block={problem.q_block}: a CTA has {rows} rows, which share a list: use a multiple of {rows}, or "
-        "schedule=OneTile()"
+        f"q_block={problem.q_block}: a CTA has {rows} rows, which share a list: use a multiple of {rows}, or {other}"
     ]

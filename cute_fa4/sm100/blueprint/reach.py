@@ -91,8 +91,8 @@ def problem_not_built(
     why = []
     if problem.q_block and Extra.BLOCK_LISTS not in extras:
         why.append(
-            f"q_block={problem.q_block}: lists of key blocks are for schedule=TwoTiles() or OneTile(): use "
-            "one of them, or q_block=0"
+            f"q_block={problem.q_block}: lists of key blocks are for schedule=TwoTiles(), OneTile() or "
+            "BlockScaled(): use one of them, or q_block=0"
         )
     if problem.skip_softmax and Extra.SKIPPED_TILES not in extras:
         why.append(

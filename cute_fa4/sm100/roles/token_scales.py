@@ -20,15 +20,14 @@ from ..blueprint.chip import WARP_SIZE
 from ..blueprint.memory_maps import scale_words
 from ..steps import token_scales
 from ..sync.kernel_args import Events, KernelArgs, Smem
-from ..work import block_lists, blocks, scales
+from ..work import block_lists, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 
 
 def load_tile(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
     """The scales of this lane's keys of turn n: for K, for V; 0 from turn `end` on."""
-    lists = cfg.lists_blocks
-    tile = block_lists.key_tile(cfg, args, work, n) if lists else blocks.key_tile(cfg, n)
+    tile = block_lists.tile_of_turn(cfg, args, work, n)
     first = tile * cfg.tiles.BN + cute.arch.lane_idx()
     keys = [
         scales.of_key(cfg, args, work, first + i, n < end)

@@ -29,6 +29,7 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint import listed
+from . import blocks
 from .kv_range import TileRange
 
 
@@ -154,6 +155,11 @@ def key_tile(cfg: cutlass.Constexpr, args, work, n: Int32) -> Int32:
     beyond = (num_keys + cfg.tiles.BN - 1) // cfg.tiles.BN
     is_block = (block >= 0) & (block < num_blocks)
     return choose(is_block, block * tiles_per_block + n % tiles_per_block, beyond)
+
+
+def tile_of_turn(cfg, args, work, n):
+    """The key tile of turn n, whether a call has lists or not."""
+    return key_tile(cfg, args, work, n) if cfg.lists_blocks else blocks.key_tile(cfg, n)
 
 
 def end_of(cfg, work):

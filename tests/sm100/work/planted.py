@@ -11,7 +11,11 @@ from tests.emulator.mutations.edits import PlantingError
 
 @dataclass(frozen=True)
 class Edit:
-    """In the source of a module, `old` becomes `new`. users: modules that have imported names of it."""
+    """In the source of a module, `old` becomes `new`.
+
+    users: modules that have imported names of it. They keep the old classes, with the damaged methods: the compiler
+    compares classes
+    """
 
     module: ModuleType
     old: str
@@ -33,7 +37,7 @@ class Edit:
         for attribute, value in list(vars(made).items()):
             if getattr(value, "__module__", None) != name:
                 continue
-            if isinstance(value, type):  # the compiler compares classes: the old one gets the methods
+            if isinstance(value, type) and self.users:
                 own = getattr(self.module, attribute)
                 for method, function in vars(value).items():
                     if method == "__call__" or not method.startswith("__"):

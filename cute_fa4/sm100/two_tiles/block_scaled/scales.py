@@ -18,7 +18,7 @@ from ...blueprint.chip import WARP_SIZE
 from ...steps.store import store_piece
 from ...steps.token_scales import place_of
 from ...sync.kernel_args import Events, KernelArgs, Smem
-from ...work import block_scales, blocks, rows
+from ...work import block_lists, block_scales, rows
 from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from .orders import OF_K
@@ -28,8 +28,9 @@ WORDS = LINE_BYTES // 4
 
 
 def of_keys(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
-    """The words of this lane's keys of tile n, word by word; arbitrary values from tile `end` on."""
-    first = blocks.key_tile(cfg, n) * cfg.tiles.BN + cute.arch.lane_idx()
+    """The words of this lane's keys of turn n, word by word; arbitrary values from turn `end` on."""
+    tile = block_lists.tile_of_turn(cfg, args, work, n)
+    first = tile * cfg.tiles.BN + cute.arch.lane_idx()
     return tuple(
         block_scales.of_key(cfg, args, work, first + key, word, n < end)
         for word in range(words_of(cfg.qk_depth))

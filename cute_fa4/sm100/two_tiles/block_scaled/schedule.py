@@ -39,7 +39,7 @@ class BlockScaled(TwoTiles):
 
     family: ClassVar[str] = "mhamx"
     qk_depths_of_fp8: ClassVar[tuple] = QK_DEPTHS_OF_FP8
-    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.BLOCK_SCALES
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.BLOCK_SCALES | Extra.BLOCK_LISTS
     tmem_remedy: ClassVar[str] = ""
 
     def resolved(self, problem: Problem) -> "BlockScaled":

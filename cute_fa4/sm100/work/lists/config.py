@@ -11,8 +11,9 @@ UNITS_OF_WORD, UNITS_OF_BYTE = 16, 4
 WORDS = (
     THREADS * UNITS_OF_TILE // UNITS_OF_WORD
 )  # of a query block: for the key tiles of a CTA's threads
-MOST_BLOCKS = 8  # query blocks in a tile of queries: 16 queries is the smallest block
+MOST_BLOCKS = 16  # query blocks in a tile of up to 256 queries: 16 queries is the smallest block
 SMEM_BYTES = 4 * (MOST_BLOCKS * WORDS + 2 * WARPS)
+HIDES, ALL_PARTIAL = 1, 2  # of what a launch says of kinds: see Sizes of kernel.py
 AHEAD = 8  # kinds, or counts, that a lane loads at a time
 
 WINDOW = 1 << 15  # work tiles that a CTA sorts

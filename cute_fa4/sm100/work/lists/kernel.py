@@ -26,6 +26,8 @@ from cutlass import Int8, Int32, Uint8, Uint16, Uint32
 from ....layouts.scalars import maximum, minimum
 from ...blueprint.listed import FULL, PARTIAL
 from .config import (
+    ALL_PARTIAL,
+    HIDES,
     MOST_BLOCKS,
     SMEM_BYTES,
     THREADS,
@@ -70,11 +72,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of blocks and tiles, and how many there are. hides: whether a mask_mod hides keys. Divisors are made by the host.
+    """Of blocks and tiles, and how many there are. Divisors are made by the host.
 
     q_block, tiles_q, heads   divisors
     tile_q           queries of a tile; units: of a block of keys
     queries, keys    of the longest sequence
+    hides            HIDES: a mask_mod hides keys; ALL_PARTIAL: no tile is full
     """
 
     q_block: object
@@ -211,12 +214,14 @@ class ListsKernel:
             for row in cutlass.range(place.number, unroll=1):
                 words[row, thread] = Uint32(0)
         cute.arch.barrier()
-        # Warps share the query blocks: one block has all of them, three to eight have one or two each.
+        # Warps share the query blocks: one block has all of them, three to sixteen have up to four each.
         shift = cutlass.select_(place.number == 1, Int32(2), Int32(0))
         shift = cutlass.select_(place.number == 2, Int32(1), shift)
         warp, warps = thread // WARP, Int32(1) << shift
         at = (warp & (warps - 1)) * WARP + thread % WARP
-        partial_units = cutlass.select_(sizes.hides != 0, Uint32(PARTIAL_UNITS), Uint32(FULL_UNITS))
+        partial_units = cutlass.select_(
+            (sizes.hides & HIDES) != 0, Uint32(PARTIAL_UNITS), Uint32(FULL_UNITS)
+        )
         for row in cutlass.range(warp >> shift, place.number, WARPS >> shift, unroll=1):
             partial, full = (
                 self.list_of(given, sizes, place, (given.counts[i], given.entries[i]), row)
@@ -276,7 +281,8 @@ class ListsKernel:
             if cutlass.const_expr(self.cfg.makes == "tiles"):
                 if key_tile < sizes.tiles_k:
                     self.write_units(sizes, place, row, key_tile, found, results[4])
-        kind = cutlass.select_(rest == 0, Int32(FULL), Int32(PARTIAL))
+        is_full = (rest == 0) & (sizes.hides < ALL_PARTIAL)
+        kind = cutlass.select_(is_full, Int32(FULL), Int32(PARTIAL))
         return cutlass.select_((some != 0) & (key_tile < sizes.tiles_k), kind, Int32(0))
 
     @cute.jit

@@ -16,7 +16,12 @@ from cute_fa4.calls import repeat
 from cute_fa4.layouts.umma_descriptors import SmemDescriptor
 from cute_fa4.sm100.instructions import block_scales as instructions
 from cute_fa4.sm100.two_tiles.block_scaled import products, scales
+from cute_fa4.sm100.work import block_lists
 from cute_fa4.sm100.work import block_scales as numbers
+from tests.attention.listed import FULL, PARTIAL, Listed
+from tests.attention.test_block_sparsity_8_bits import assert_right as assert_lists_right
+from tests.attention.test_block_sparsity_8_bits import blocks_of
+from tests.attention.test_cut_lists import cutting
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import Batch, assert_agrees
 from tests.serving.test_mxfp8 import called, draw, meant
@@ -145,6 +150,48 @@ DEFECTS = {
         (products, "place_of", lambda made: lambda number: made(number + 1)),
     ],
 }  # fmt: skip
+
+
+def with_lists(monkeypatch) -> bool:
+    """Key tiles in another order than their turns, of which two parts of a list begin with the first and the third."""
+    repeat.clear()
+    call = Listed.draw((1, 140, 450), (1, 1), (256, 128), (0.0,), dtype=torch.float8_e4m3fn)
+    call.kinds[0, 0, 0] = torch.tensor([PARTIAL, FULL, PARTIAL, FULL])
+    given, expected = blocks_of(call)
+    try:
+        with cutting(monkeypatch, sms=2):
+            assert_lists_right(call, call.run(**given), expected)
+    except (AssertionError, emulator.EmulatorError):
+        return False
+    return True
+
+
+def of_turn(turn):
+    return lambda made: lambda cfg, args, work, n: made(cfg, args, work, turn(n))
+
+
+DEFECTS_OF_LISTS = {
+    "scales of the turn in place of its tile": [
+        (block_lists, "tile_of_turn", lambda made: lambda cfg, args, work, n: n),
+    ],
+    "scales of the next turn": [(block_lists, "tile_of_turn", of_turn(lambda n: n + 1))],
+    "scales of the first turn of a whole list": [(block_lists, "tile_of_turn", of_turn(lambda n: n % 2))],
+    "the keys of a turn are those of its number": [
+        (scales, "of_keys", lambda made: lambda cfg, args, work, n, end: made(cfg, args, work, n, work.tiles.count)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_LISTS, OF_SOURCES))
+def test_a_mistake_with_lists_is_noticed(own_kernels, monkeypatch, name):
+    for module, attribute, change in DEFECTS_OF_LISTS[name]:
+        monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))
+    assert not with_lists(monkeypatch), "nothing noticed"
+
+
+@pytest.mark.sweep
+def test_without_a_mistake_lists_are_right(monkeypatch):
+    assert with_lists(monkeypatch)
 
 
 @pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))

@@ -20,19 +20,19 @@ def drawn(rows, block_size, heads=2, lengths=None) -> Listed:
     return call
 
 
-def converted(call: Listed, lists, hides: bool = True) -> tuple:
-    """The results of the kernel for lists of a call."""
+def converted(call: Listed, lists, hides: bool = True, ascends: bool = False) -> tuple:
+    """The results of the kernel for lists of a call. ascends: all tiles are partial ones, of 256 queries."""
     found = Lists.of_operator(lists._asdict())
     lengths = None if call.lengths is None else numbers(call.of(1))
     sides = Side(call.q.shape[1]), Side(call.k.shape[1], lengths)
-    return tiles_and_units((found, sides, len(call.q), tile_of(call)), hides)
+    return tiles_and_units((found, sides, len(call.q), tile_of(call, ascends)), hides, ascends)
 
 
-def tile_of(call: Listed) -> int:
-    return 256 if call.block_size[0] % 256 == 0 else TILE
+def tile_of(call: Listed, ascends: bool) -> int:
+    return 256 if ascends or call.block_size[0] % 256 == 0 else TILE
 
 
-def expected(call: Listed, hides: bool = True) -> tuple:
+def expected(call: Listed, hides: bool = True, ascends: bool = False) -> tuple:
     """Per (batch, head, tile of queries): partial tiles, full ones. And kinds of units, (..., query block, unit)."""
     kinds = call.kinds if hides else (call.kinds > ABSENT) * FULL
     queries, keys = call.block_size
@@ -41,22 +41,22 @@ def expected(call: Listed, hides: bool = True) -> tuple:
     of_rows = rows.repeat_interleave(keys // UNIT, 3)
     tiles = {}
     for place in torch.cartesian_prod(*map(torch.arange, kinds.shape[:2])).tolist():
-        for i, of_tile in enumerate(of_rows[tuple(place)].split(tile_of(call))):
+        for i, of_tile in enumerate(of_rows[tuple(place)].split(tile_of(call, ascends))):
             found = [
                 part.unique().tolist()
                 for part in of_tile.split(TILE // UNIT, 1)[: -(-call.k.shape[1] // TILE)]
             ]
-            full = [j for j, seen in enumerate(found) if seen == [FULL]]
-            partial = [j for j, seen in enumerate(found) if seen not in ([FULL], [ABSENT])]
+            full = [j for j, seen in enumerate(found) if seen == [FULL] and not ascends]
+            partial = [j for j, seen in enumerate(found) if seen != [ABSENT] and j not in full]
             tiles[(*place, i)] = partial, full
     return tiles, units
 
 
-def is_right(call: Listed, lists=None, hides: bool = True) -> bool:
+def is_right(call: Listed, lists=None, hides: bool = True, ascends: bool = False) -> bool:
     partial_counts, partial, full_counts, full, kinds = converted(
-        call, call.lists() if lists is None else lists, hides
+        call, call.lists() if lists is None else lists, hides, ascends
     )
-    tiles, units = expected(call, hides)
+    tiles, units = expected(call, hides, ascends)
     for place, wanted in tiles.items():
         pairs = (partial_counts, partial), (full_counts, full)
         found = tuple(entries[place][: counts[place]].tolist() for counts, entries in pairs)

@@ -24,6 +24,13 @@ def test_tiles_and_units_are_those_of_the_blocks(size, hides):
     assert is_right(call, call.lists(backwards=True), hides)
 
 
+@pytest.mark.parametrize("size", ((16, 16), (48, 80)))
+@pytest.mark.parametrize("hides", (True, False))
+def test_tiles_of_batch_invariant_calls_are_partial_and_ascend(size, hides):
+    """Of 256 queries: up to sixteen blocks of queries."""
+    assert is_right(drawn((300, 300), size), hides=hides, ascends=True)
+
+
 @pytest.mark.parametrize("size", ((128, 80), (48, 384)))
 def test_more_tiles_than_a_cta_has_threads_take_several_passes(size):
     """139 tiles of keys. A block lies on both sides of the 128th tile's end."""
@@ -104,7 +111,7 @@ def test_tracers_see_one_operator(packed):
     lists = call.packed_lists() if packed else call.lists()
     found = Lists.of_operator(lists._asdict())
     keys = Side(200, numbers([200, 90])) if packed else Side(200)
-    conversion = Conversion(found, Side(140), keys, len(call.q), True)
+    conversion = Conversion(found, Side(140), keys, len(call.q), True, 128)
     tensors, options = arguments_of_tiles(conversion)
     torch.library.opcheck(torch.ops.cute_fa4.block_tiles.default, tensors, options)
     if packed:

@@ -39,6 +39,10 @@ def of_blocks() -> bool:
     return is_right(call) and is_right(call, hides=False)
 
 
+def of_ascending() -> bool:
+    return is_right(drawn((300, 300), (48, 80)), ascends=True)
+
+
 def of_wrong_contents() -> bool:
     """Entries that are no blocks, counts beyond the list and below 0, a block in both lists, which is full."""
     largest, smallest = 2**31 - 1, -(2**31)
@@ -83,6 +87,7 @@ def of_owners() -> bool:
 
 SUBJECTS = {
     "blocks": of_blocks,
+    "ascending": of_ascending,
     "contents": of_wrong_contents,
     "passes": of_passes,
     "sequences": of_sequences,
@@ -127,9 +132,13 @@ DEFECTS = {
     "the last query block of a tile is left out": Defect(
         "minimum(last, sizes.blocks_q - 1) - first + 1", "maximum(minimum(last, sizes.blocks_q - 1) - first, 1)"
     ),
-    "partial blocks are partial without a mask function": Defect("sizes.hides != 0", "sizes.hides != 7"),
+    "partial blocks are partial without a mask function": Defect("(sizes.hides & HIDES) != 0", "sizes.hides != 7"),
     "a tile is full where one query block is": Defect(
         "rest = some | found, rest | (full & ~found)", "rest = some | found, full & ~found"
+    ),
+    "tiles of ascending lists are full": Defect("sizes.hides < ALL_PARTIAL", "sizes.hides < 7", "ascending"),
+    "partial blocks of ascending lists are full": Defect(
+        "(sizes.hides & HIDES) != 0", "sizes.hides == HIDES", "ascending"
     ),
     "units beyond the last block count": Defect("sizes.blocks_k * sizes.units - key_tile", "1000 - key_tile"),
     "units of a block that another tile has, too, are not written": Defect(

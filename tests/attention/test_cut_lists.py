@@ -129,9 +129,13 @@ def test_counts_beyond_a_list_make_parts_without_keys(monkeypatch):
 
 
 def beside_other_lists(family: str, dtype=torch.bfloat16, **options) -> list[tuple]:
-    """The rows of the first query block of head 0 in two calls, whose other lists differ in every block."""
+    """The rows of the first query block of head 0 in two calls, whose other lists differ in every block.
+
+    Tiles of 64 x 64 blocks are full beside full blocks, and partial, so in another place of a list, beside absent ones.
+    """
     call, found = skewed(family, dtype=dtype), []
     rows = call.block_size[0]
+    call.kinds[0, 0, 0] = torch.tensor([FULL, FULL, PARTIAL, PARTIAL, FULL, FULL])
     if dtype is E4M3:
         options |= blocks_of(call)[0]
     for kind in (ABSENT, FULL):

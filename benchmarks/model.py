@@ -2,15 +2,14 @@
 
     python benchmarks/model.py                    the table
     python benchmarks/model.py --only WORDS       of the kernels whose name has these words
+    python benchmarks/model.py --record           model kernels that docs/data/modelled.json lacks or has of older code;
+                                                  --processes N at a time; with --only of these names in any case
     python benchmarks/model.py --json             the same with every constant and cycle count
     python benchmarks/model.py --svg FOLDER       pictures of the steady state, of CTAs under a window
     python benchmarks/model.py --calibration      published against modelled speeds
     python benchmarks/model.py --fit              choose the fitted constants again
-    python benchmarks/model.py --docs             write the tables and plots of docs/performance/
+    python benchmarks/model.py --docs             write the tables that docs/generate.py does not make of records
     python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
-    python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
-    python benchmarks/model.py --eight-bits       the table of 8-bit tensors; with --docs write it
-    python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
     python benchmarks/model.py --block-sparse     the tables of block sparsity; with --docs write these only
     python benchmarks/model.py --invariance       what batch_invariant=True costs; with --docs write these tables
     python benchmarks/model.py --indexer          the indexer, from recorded cycles; with --docs write these tables
@@ -24,7 +23,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -33,21 +31,18 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.cycle_model import (  # noqa: E402
-    b300,
     block_sparse,
     calibration,
     cut_lists,
-    depths,
-    eight_bits,
     fixed_cost,
     indexer,
     invariance,
     memory_bound,
-    pairs,
-    plots,
+    modelled,
+    pages,
+    recorded,
     report,
     timeline,
-    wide,
 )
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
@@ -59,39 +54,17 @@ from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
 DOCS = ROOT / "docs"
-PAGES = (*plots.PAGES, DOCS / "invariance.md", DOCS / "serving" / "indexer.md")
+PAGES = (*pages.PAGES, DOCS / "invariance.md", DOCS / "serving" / "indexer.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
 # Tables of the pages that depend on machine code: each says whose it is.
 MODELLED_TABLES = ("speeds", "pages", "orders", "claims", "steady", "calibration", "fixed_cost")
 
 
-def fill(text: str, name: str, table: str) -> str:
-    """Replace what stands between the marks of a generated table. ValueError without the marks."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"the page has no marks <!-- {name} --> ... <!-- /{name} -->")
-    return pattern.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
-
-
-def fill_pages(pages: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:
-    """Every table on the one page that has its marks. ValueError for a table that none has, or more than one."""
-    pages = dict(pages)
-    for name, table in tables.items():
-        places = [path for path, text in pages.items() if f"<!-- {name} -->" in text]
-        if len(places) != 1:
-            raise ValueError(f"<!-- {name} --> is on {len(places)} pages; accepted: on one")
-        pages[places[0]] = fill(pages[places[0]], name, table)
-    return pages
-
-
 def write_docs(tables: dict[str, str]) -> None:
-    """The tables of every page, and the plots, drawn from what the pages say then."""
-    pages = fill_pages({path: path.read_text() for path in PAGES}, tables)
-    for path, text in pages.items():
+    """The tables of every page; docs/generate.py makes the plots of them."""
+    for path, text in pages.filled({path: path.read_text() for path in PAGES}, tables).items():
         path.write_text(text)
-    for name, picture in plots.pictures("\n".join(pages.values())).items():
-        (DOCS / "pictures" / name).write_text(picture)
 
 
 def pictures(kernels: dict, folder: Path) -> None:
@@ -136,19 +109,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--decode", action="store_true")
-    parser.add_argument("--depths", action="store_true")
-    parser.add_argument("--eight-bits", action="store_true")
-    parser.add_argument("--b300", action="store_true")
-    parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--block-sparse", action="store_true")
     parser.add_argument("--invariance", action="store_true")
     parser.add_argument("--indexer", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="of --record")
     args = parser.parse_args(argv)
     if args.only and args.docs:
         parser.error("--docs: with --only the tables of the page would lose rows")
+    if args.record:
+        return int(bool(recorded.record(args.only and args.only.split(), args.processes)))
 
     if args.decode:
         tables = decode_tables()
@@ -172,17 +145,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    chosen_tables = args.depths, args.b300, args.pairs, args.eight_bits, args.block_sparse
-    if any(chosen_tables) or args.invariance or args.indexer:
-        tables = {"b300": b300.table(makers)} if args.b300 else {}
+    if args.block_sparse or args.invariance or args.indexer:
+        tables = {}
         if args.block_sparse:
             tables |= block_sparse.tables(makers, constants) | cut_lists.tables(constants)
-        if args.eight_bits:
-            tables |= eight_bits.tables(makers, constants)
-        if args.depths:
-            tables |= depths.tables(makers, constants) | wide.tables(makers, constants)
-        if args.pairs:
-            tables |= pairs.tables(makers, constants)
         if args.invariance:
             tables |= invariance.tables(constants)
         if args.indexer:
@@ -191,6 +157,17 @@ def main(argv: list[str] | None = None) -> int:
             write_docs(tables)
         else:
             print(*tables.values(), sep="\n\n")
+        return 0
+    if args.docs:
+        for made in (  # each is written when it is ready, because the whole takes half an hour
+            lambda: {"memory_bound": memory_bound.table()},
+            lambda: block_sparse.tables(makers, constants),
+            lambda: cut_lists.tables(constants),
+            lambda: invariance.tables(constants),
+            indexer.tables,
+            decode_tables,
+        ):
+            write_docs(made())
         return 0
     chosen = published if args.calibration else report.variants(makers)
     words = (args.only or "").split()
@@ -207,37 +184,12 @@ def main(argv: list[str] | None = None) -> int:
     found = report.rows(kernels, constants)
     if args.svg:
         pictures(kernels, args.svg)
-    if args.docs:
-        tables = {
-            "speeds": report.table(found),
-            "pages": report.pages_table(found),
-            "orders": report.orders_table(kernels, constants),
-            "claims": report.claims_table(kernels, constants),
-            "steady": report.steady_table(kernels),
-            "calibration": report.calibration_table(kernels, constants),
-            "fixed_cost": fixed_cost.table(cycles, constants),
-        }
-        of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
-        for modelled in (  # each is written when it is ready, because the whole takes half an hour
-            lambda: of_code | {"memory_bound": memory_bound.table()},
-            lambda: depths.tables(makers, constants),
-            lambda: pairs.tables(makers, constants),
-            lambda: wide.tables(makers, constants),
-            lambda: eight_bits.tables(makers, constants),
-            lambda: {"b300": b300.table(makers)},
-            lambda: block_sparse.tables(makers, constants),
-            lambda: cut_lists.tables(constants),
-            lambda: invariance.tables(constants),
-            indexer.tables,
-            decode_tables,
-        ):
-            write_docs(modelled())
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:
         orders = report.orders_table(kernels, constants)
-        tables = (report.table(found), report.pages_table(found), orders)
-        print(*tables, report.steady_table(kernels), report.made_by(kernels), sep="\n\n")
+        tables = (report.table(found, kernels), report.pages_table(found, kernels), orders)
+        print(*tables, report.steady_table(kernels), modelled.made_by(kernels), sep="\n\n")
     return 0
 
 

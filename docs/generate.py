@@ -1,8 +1,6 @@
 """Write the generated documentation: docs/barriers.md, docs/layouts.md, the tree in docs/architecture.md, plots, the
 count of PTX spellings in docs/emulator_coverage.md, the architectures in docs/conformance.md, the summaries of
-docs/data/ in docs/verification.md.
-
-The plots show the tables of docs/performance/, which benchmarks/model.py writes.
+docs/data/ in docs/verification.md, the tables of docs/performance/ from docs/data/modelled.json, and plots of them.
 
 python docs/generate.py           write the files
 python docs/generate.py --check   exit 1 and name the files that are out of date
@@ -23,9 +21,11 @@ from benchmarks.cycle_model import (  # noqa: E402
     backward,
     bounds,
     hopper_energy,
+    pages,
     peers,
     plots,
     power,
+    recorded,
 )
 from cute_fa4.emulator.instructions import targets  # noqa: E402
 from cute_fa4.emulator.model import stated_error  # noqa: E402
@@ -379,54 +379,41 @@ def margins_table() -> str:
     return "\n".join(lines)
 
 
-def power_pages() -> dict[Path, str]:
-    """The pages of docs/performance/ with the tables of the power model, and of peers."""
-    paths = (DOCS / "performance" / name for name in ("index.md", "peers.md", "power.md"))
-    pages = {path: path.read_text() for path in paths}
-    for name, text in {
-        **power.tables(plots.text_of_pages()),
-        **peers.tables(plots.text_of_pages()),
-        "hopper_energy": hopper_energy.table(),
-    }.items():
-        path = next(path for path, page in pages.items() if f"<!-- {name}: " in page)
-        pages[path] = between_marks(pages[path], name, text)
-    return pages
-
-
-def performance_plots() -> dict[str, str]:
-    return plots.pictures(plots.text_of_pages())
+def performance_pages() -> dict[Path, str]:
+    """The pages of docs/performance/: tables of records, then what is computed from these tables."""
+    found = recorded.pages({path: path.read_text() for path in pages.PAGES})
+    text = "\n".join(found.values())
+    constants = fitted_b200()
+    return pages.filled(
+        found,
+        {
+            **power.tables(text),
+            **peers.tables(text),
+            "hopper_energy": hopper_energy.table(),
+            "left_out": bounds.left_out(constants),
+            "fixed_parts": bounds.fixed(constants),
+            "choices": choices_table(),
+            "margins": margins_table(),
+            "others": stated_error.table(),
+        },
+    )
 
 
 def documents() -> dict[Path, str]:
     generated = "<!-- Written by docs/generate.py; edit the code it prints. -->\n\n"
+    performance = performance_pages()
+    plots_of = plots.pictures("\n".join(performance.values()))
     return {
-        **power_pages(),
+        **performance,
         DOCS / "barriers.md": generated + barriers_document(),
         DOCS / "layouts.md": generated + pictures.document(),
-        **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
+        **{DOCS / "pictures" / name: svg for name, svg in plots_of.items()},
         DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
-        DOCS / "performance/method.md": between_marks(
-            between_marks(
-                (DOCS / "performance/method.md").read_text(),
-                "left_out",
-                bounds.left_out(fitted_b200()),
-            ),
-            "fixed_parts",
-            bounds.fixed(fitted_b200()),
-        ),
-        DOCS / "performance/tuning.md": between_marks(
-            between_marks((DOCS / "performance/tuning.md").read_text(), "choices", choices_table()),
-            "margins",
-            margins_table(),
-        ),
         DOCS / "emulator_coverage.md": between_marks(
             (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()
         ),
         DOCS / "conformance.md": between_marks(
             (DOCS / "conformance.md").read_text(), "targets", targets.table(spellings.known())
-        ),
-        DOCS / "performance/calibration.md": between_marks(
-            (DOCS / "performance/calibration.md").read_text(), "others", stated_error.table()
         ),
         DOCS / "backward.md": between_marks(
             (DOCS / "backward.md").read_text(), "backward", backward.table()

@@ -9,21 +9,24 @@ holds the kernels to it. Names of kernels are normalised, because they hold a ha
 are left out; nothing else is. `compare` exits with 1 where a variant differs, is new or is gone.
 
 The variants (ptx_variants.py) have every rule of sm100/choose/which_kernel.py and every option of the configurations
-(test_ptx_identity.py).
+(test_ptx_identity.py). The kernels of docs/data/modelled.json are among them, so the pages show which of their rows are
+of earlier code (benchmarks/cycle_model/recorded.py).
 """
 
 import argparse
 import contextlib
 import difflib
-import hashlib
 import json
 import re
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.cycle_model import our_kernel
+from benchmarks.cycle_model.recorded import DIGESTS, digest_of, normalised, own_variants
 from cute_fa4.aot.manifest import version_of
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose.choose_config import choose_config
@@ -33,13 +36,16 @@ from tests.ptx_variants import APPEND_VARIANTS, COMBINE_VARIANTS, VARIANTS
 from tests.sm100.indexer.variants import VARIANTS as INDEXERS
 
 SHOWN_LINES = 40  # of a difference
-DIGESTS = Path(__file__).with_name("ptx_digests.json")
 
-NAMES = (*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS, *INDEXERS)
+MODELLED = own_variants()
+NAMES = (*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS, *INDEXERS, *MODELLED)
 
 
+@cache
 def config_of(name: str):
     """The configuration of a variant."""
+    if name in MODELLED:
+        return our_kernel.config(MODELLED[name])
     if name in APPEND_VARIANTS:
         return AppendConfig(
             **{"dtype": "bf16", "depth": 128, "depth_v": 128, **APPEND_VARIANTS[name]}
@@ -49,6 +55,12 @@ def config_of(name: str):
     if name in INDEXERS:
         return INDEXERS[name]
     return choose_config(**{"qkv_dtype": "bf16", "head_dim": 128, **VARIANTS[name]})
+
+
+def first_name_of() -> dict[str, str]:
+    """Name -> the first name of the same configuration."""
+    first: dict = {}
+    return {name: first.setdefault(config_of(name), name) for name in NAMES}
 
 
 @with_room
@@ -67,18 +79,7 @@ def ptx_of(name: str, through_ptxas: bool = False) -> str:
     ):
         options = f"--enable-tvm-ffi --keep-ptx --gpu-arch {config.arch} --dump-dir={folder}"
         ptx = cute.compile(kernel, *arguments, options=options, no_jit_engine=True).__ptx__
-    return re.sub(r"\bcute_fa4_\w+?(?=_param_\d+\b|\b)", "KERNEL", ptx)
-
-
-def digest_of(ptx: str) -> str:
-    """A hash of what PTX says: without comments, which name the compiler, and without the end of the text.
-
-    >>> digest_of("// by a compiler\\n  ret; // begin\\n\\0") == digest_of("  ret;")
-    True
-    """
-    lines = (line.split("//")[0].rstrip() for line in ptx.rstrip("\0").splitlines())
-    said = "\n".join(line for line in lines if line)
-    return hashlib.sha256(said.encode()).hexdigest()[:24]
+    return normalised(ptx)
 
 
 def compiler_of(ptx: str) -> str:
@@ -88,8 +89,11 @@ def compiler_of(ptx: str) -> str:
 
 
 def compile_all(names, processes: int = 2) -> dict[str, str]:
+    first = first_name_of()
+    compiled = list(dict.fromkeys(first[name] for name in names))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return dict(zip(names, pool.map(ptx_of, names), strict=True))
+        found = dict(zip(compiled, pool.map(ptx_of, compiled), strict=True))
+    return {name: found[first[name]] for name in names}
 
 
 def _file(directory: Path, name: str) -> Path:

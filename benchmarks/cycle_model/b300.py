@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.cycle_model import report
+from benchmarks.cycle_model import modelled, report
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
 from cute_fa4.emulator.model.constants import OTHER_CHIPS, Constant, of_target
@@ -61,11 +61,11 @@ def published_speeds(problem: Problem) -> list[str]:
     return cells
 
 
-def table(makers: tuple[str, ...] = (OURS, THEIRS)) -> str:
+def table(makers: tuple[str, ...] = (OURS, THEIRS), model: report.Model = report.model) -> str:
     """Every row, modelled and published."""
     chip = constants()
     variants = dict.fromkeys(Variant.of(m, p, ARCH) for p in problems() for m in makers)
-    kernels = {variant: report.model(variant, chip) for variant in variants}
+    kernels = {variant: model(variant, chip) for variant in variants}
     sources = "; ".join(f"[{t['what']}]({t['url']}), {t['differs']}" for t in published().values())
     lines = [
         "Modelled TFLOPS on a B300; nothing in this table was measured here. Other constants than a B200's: "
@@ -82,7 +82,7 @@ def table(makers: tuple[str, ...] = (OURS, THEIRS)) -> str:
         cells.append(f"{problem.batch} x {problem.heads_q}")
         cells += report.cells(kernels, found, problem, chip)
         lines.append("| " + " | ".join([*cells, *published_speeds(problem)]) + " |")
-    return "\n".join([*lines, "", report.made_by(kernels)])
+    return "\n".join([*lines, "", modelled.made_by(kernels)])
 
 
 if __name__ == "__main__":

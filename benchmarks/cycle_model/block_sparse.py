@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.cycle_model import report, schedules
+from benchmarks.cycle_model import modelled, report, schedules
 from benchmarks.cycle_model.grid import LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import Problem
@@ -283,7 +283,7 @@ def variants(makers: Iterable[str]) -> list[Variant]:
 def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
     """By the marks of docs/performance/block_sparsity.md."""
     kernels = {variant: report.model(variant, constants) for variant in variants(makers)}
-    of_code = report.made_by(kernels)
+    of_code = modelled.made_by(kernels)
     return {
         "block_sparse": f"{table(kernels, constants)}\n\n{of_code}",
         "block_sparse_steady": f"{steady_table(kernels)}\n\n{of_code}",

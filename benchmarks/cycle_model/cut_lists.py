@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.cycle_model import block_sparse, report, schedules
+from benchmarks.cycle_model import block_sparse, modelled, report, schedules
 from benchmarks.cycle_model.block_sparse import DEPTH, IN_ORDER, LARGE, SMALL, Listed
 from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
@@ -185,4 +185,4 @@ def variants() -> list:
 def tables(constants: dict[str, Constant]) -> dict[str, str]:
     """By the mark of docs/performance/block_sparsity.md."""
     kernels = {variant: report.model(variant, constants) for variant in variants()}
-    return {"cut_lists": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}
+    return {"cut_lists": f"{table(kernels, constants)}\n\n{modelled.made_by(kernels)}"}

@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cycle_model import report
-from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
-from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
+from benchmarks.cycle_model import modelled, report
+from benchmarks.cycle_model.evaluate import SteadyState
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import Problem
-from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.choose.choose_config import columns_of_v
 from cute_fa4.sm100.choose.rows_of_tiles import is_wide
@@ -35,13 +35,14 @@ REFERENCE = 128
 
 @dataclass(frozen=True)
 class Depth:
-    """Head dims with the cycles of a key tile for a CTA's rows."""
+    """Head dims with the cycles of a key tile for a CTA's rows. state: that of modelled.Modelled."""
 
     qk: int
     ov: int
     rows: int
     family: str
     steady: SteadyState
+    state: str = ""
 
     @property
     def cycles(self) -> float:
@@ -61,22 +62,21 @@ def depths() -> list[tuple[int, int]]:
     return [*((d, d) for d in EQUAL), *((d, LATENT[1]) for d in WITH_A_REST), *WIDE]
 
 
-def steady(qk: int, ov: int, constants: dict[str, Constant]) -> Depth:
-    """Compile, trace and simulate the two longest work tiles."""
+def variant_of(qk: int, ov: int) -> Variant:
+    """The kernel of one launch."""
+    of_v = columns_of_v(ov)
+    return Variant(OURS, qk, head_dim_v=0 if qk == of_v else of_v, pairs=is_wide(qk, ov))
+
+
+def depth_of(qk: int, ov: int, kernel: report.Modelled) -> Depth:
+    """Its steady state, and the family that runs it."""
     from benchmarks.cycle_model.our_kernel import config
 
-    of_v = columns_of_v(ov)
-    variant = Variant(OURS, qk, head_dim_v=0 if qk == of_v else of_v, pairs=is_wide(qk, ov))
-    kernel = AlignedKernel.of(traced(variant, [workload(variant, n) for n in TILES[-2:]]))
+    variant = kernel.variant
     schedule = config(variant).schedule
     family = " ".join([schedule.family, getattr(schedule, "order", "")]).strip()
-    return Depth(
-        qk,
-        ov,
-        variant.rows // (2 if variant.pair else 1),
-        family,
-        steady_state(kernel.simulate(constants)),
-    )
+    rows = variant.rows // (2 if variant.pair else 1)
+    return Depth(qk, ov, rows, family, kernel.steady, kernel.state)
 
 
 def table(found: list[Depth], constants: dict[str, Constant]) -> str:
@@ -91,8 +91,9 @@ def table(found: list[Depth], constants: dict[str, Constant]) -> str:
     ]
     for one in found:
         share = one.cycles / reference.cycles
+        cycles = report.marked(f"{one.cycles:.0f}", one)
         lines.append(
-            f"| {one.qk} | {one.ov} | {one.cycles:.0f} | {share:.2f} | {one.tflops(constants):.0f} "
+            f"| {one.qk} | {one.ov} | {cycles} | {share:.2f} | {one.tflops(constants):.0f} "
             f"| {one.steady.bound} | {one.family} |"
         )
     return "\n".join(lines)
@@ -137,6 +138,7 @@ def latent_table(kernels: dict[Variant, report.Modelled], constants: dict[str, C
             speeds.append(one.tflops)
             runs = variant == Variant.of(OURS, problem)
             cells += [f"**{one.tflops:.0f}**" if runs else f"{one.tflops:.0f}", one.bound]
+        cells[2] = report.marked(cells[2], *map(kernels.get, latent_variants(problem)))
         both = len(speeds) == 3
         cells += [ratio(ours / speeds[2]) if both else "" for ours in speeds[:2]]
         cells.append(str(dict(data[mask])[problem.seqlen]))
@@ -151,17 +153,20 @@ def latent_variants(problem: Problem) -> list[Variant]:
     return [*both, Variant.of(THEIRS, problem)]
 
 
-def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+def tables(
+    makers: tuple[str, ...], constants: dict[str, Constant], model: report.Model = report.model
+) -> dict[str, str]:
     """Both, by the marks of docs/performance/shapes.md."""
-    found = [steady(qk, ov, constants) for qk, ov in depths()]
     variants = dict.fromkeys(
         variant
         for problem in latent_problems()
         for variant in latent_variants(problem)
         if variant.maker in makers
     )
-    kernels = {variant: report.model(variant, constants) for variant in variants}
+    kernels = {variant: model(variant, constants) for variant in variants}
+    of_depths = {both: model(variant_of(*both), constants) for both in depths()}
+    rows = [depth_of(*both, kernel) for both, kernel in of_depths.items()]
     return {
-        "depths": table(found, constants),
-        "latent": f"{latent_table(kernels, constants)}\n\n{report.made_by(kernels)}",
+        "depths": f"{table(rows, constants)}\n\n{modelled.made_by(of_depths.values())}",
+        "latent": f"{latent_table(kernels, constants)}\n\n{modelled.made_by(kernels)}",
     }

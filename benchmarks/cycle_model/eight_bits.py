@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.cycle_model import report
+from benchmarks.cycle_model import modelled, report
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
 from cute_fa4.emulator.model.constants import Constant
@@ -53,8 +53,10 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
             for variant in (Variant.of(maker, problem) for maker in MAKERS)
         ]
         row = [mask, str(problem.seqlen)]
+        used = [kernels.get(Variant.of(maker, problem)) for maker in MAKERS]
         for one in cells:
             row += [f"{one.tflops:.0f}", one.bound, f"{one.slack:.0%}"] if one else ["-", "", ""]
+        row[2] = report.marked(row[2], *used)
         row.append(ratio(cells[0].tflops / cells[1].tflops) if all(cells) else "")
         row.append(str(dict(data[mask])[problem.seqlen]))
         lines.append("| " + " | ".join(row) + " |")
@@ -70,14 +72,17 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
         rows = variant.rows // 256 if variant.pair else 1
         busy = " | ".join(f"{steady.busy[name] * steady.cycles:.0f}" for name in BUSY)
         of = f", {256 * rows} queries" if rows > 1 else ""
-        lines.append(f"| {variant.maker}, {variant.mask}{of} | {steady.cycles:.0f} | {busy} |")
-    return "\n".join([*lines, "", report.made_by(kernels)])
+        cycles = report.marked(f"{steady.cycles:.0f}", kernel)
+        lines.append(f"| {variant.maker}, {variant.mask}{of} | {cycles} | {busy} |")
+    return "\n".join([*lines, "", modelled.made_by(kernels)])
 
 
-def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+def tables(
+    makers: tuple[str, ...], constants: dict[str, Constant], model: report.Model = report.model
+) -> dict[str, str]:
     """By the mark of docs/performance/shapes.md."""
     variants = dict.fromkeys(
         Variant.of(maker, problem) for maker in makers for problem in problems()
     )
-    kernels = {variant: report.model(variant, constants) for variant in variants}
+    kernels = {variant: model(variant, constants) for variant in variants}
     return {"eight_bits": table(kernels, constants)}

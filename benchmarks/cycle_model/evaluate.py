@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 from benchmarks.cycle_model import cache
@@ -100,7 +101,7 @@ class SteadyState:
 
     cycles      between two key tiles
     busy        share of these cycles in which a resource is busy, the busiest sub-partition's
-    bound       the busiest resource if that is busy enough, else "waiting"
+    bound       the busiest resource if that is busy enough, else "waiting"; "-" if cycles are not known
     slack       1 - share of the busiest resource
     """
 
@@ -109,6 +110,8 @@ class SteadyState:
 
     @property
     def bound(self) -> str:
+        if isnan(self.cycles):
+            return "-"
         busiest = max(self.busy, key=self.busy.__getitem__)
         return busiest if self.busy[busiest] >= BOUND_FROM else f"waiting ({busiest})"
 

@@ -13,7 +13,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from benchmarks.cycle_model import b300, calibration, report
+from benchmarks.cycle_model import b300, calibration, modelled, report
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
 from benchmarks.cycle_model.grid import Curve
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs, traced
@@ -70,6 +70,7 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
         )
         speeds = [f"{alone:.0f}", f"{pairs:.0f}"]
         speeds[chosen] = f"**{speeds[chosen]}**"
+        speeds[0] = report.marked(speeds[0], theirs, *(kernels[v] for v in both(problem)))
         size = f"{problem.batch} x {problem.heads_q}"
         cells = [depth, both(problem)[0].mask, report.lengths_of(problem), size, *speeds]
         lines.append("| " + " | ".join(map(str, [*cells, ratio(pairs / alone), over])) + " |")
@@ -94,15 +95,9 @@ def check_table(kernels: dict[Variant, report.Modelled], constants: dict[str, Co
         if len(found) == 2:
             kernel = "pairs" if uses_pairs(Variant(THEIRS, depth)) else "alone"
             full, causal = found[False], found[True]
-            cells = [
-                run,
-                depth,
-                seqlen,
-                f"{full:.3f}",
-                kernel,
-                f"{causal:.3f}",
-                f"{full / causal:.3f}",
-            ]
+            used = (kernels[Variant(THEIRS, depth, masked)] for masked in (False, True))
+            cells = [run, depth, seqlen, report.marked(f"{full:.3f}", *used), kernel]
+            cells += [f"{causal:.3f}", f"{full / causal:.3f}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -144,16 +139,18 @@ def steady_row(head_dim: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+def tables(
+    makers: tuple[str, ...], constants: dict[str, Constant], model: report.Model = report.model
+) -> dict[str, str]:
     """By the marks of the pages."""
     wanted = [variant for problem in problems() for variant in both(problem)]
     if THEIRS in makers:
         wanted += [Variant.of(THEIRS, problem) for problem in problems()]
         wanted += [row.variant for row in calibration.published_rows()]
-    kernels = {variant: report.model(variant, constants) for variant in dict.fromkeys(wanted)}
-    found = {"pairs": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}
+    kernels = {variant: model(variant, constants) for variant in dict.fromkeys(wanted)}
+    found = {"pairs": f"{table(kernels, constants)}\n\n{modelled.made_by(kernels)}"}
     if THEIRS in makers:
-        found["pairs_check"] = f"{check_table(kernels, constants)}\n\n{report.made_by(kernels)}"
+        found["pairs_check"] = f"{check_table(kernels, constants)}\n\n{modelled.made_by(kernels)}"
     return found
 
 

@@ -10,16 +10,16 @@ modeled, dashed lines with hollow marks are published.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from benchmarks.cycle_model import pages as performance
 from benchmarks.cycle_model.kernels import OURS, THEIRS
+from benchmarks.cycle_model.modelled import MARK
 from cute_fa4.emulator.model.constants import B200
 
-PAGES = tuple(sorted((Path(__file__).resolve().parents[2] / "docs" / "performance").glob("*.md")))
 WIDTH, MARGIN, GAP, HEAD = 960, 50, 44, 92
 PANEL_HEIGHT, PANEL_GAP = 220, 74
 FONT = 14
@@ -33,7 +33,7 @@ COLOURS = {
 }
 
 
-def text_of_pages(pages: Sequence[Path] = PAGES) -> str:
+def text_of_pages(pages: Sequence[Path] = performance.PAGES) -> str:
     """All performance pages as one text: the plots use tables of several."""
     return "\n".join(page.read_text() for page in pages)
 
@@ -44,11 +44,10 @@ def read_table(page: str, name: str) -> list[dict[str, str]]:
     >>> read_table("<!-- a -->\\nText.\\n\\n| d | x | x |\\n|---|---|---|\\n| 64 | 1 | 2 |\\n<!-- /a -->", "a")
     [{'d': '64', 'x': '1', 'x 2': '2'}]
     """
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page, re.DOTALL)
-    if found is None:
-        raise ValueError(f"the page has no marks <!-- {name} --> ... <!-- /{name} -->")
-    lines = [line for line in found[1].splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    lines = [line for line in performance.printed(page, name).splitlines() if line.startswith("|")]
+    cells = [
+        [cell.strip().removesuffix(MARK) for cell in line.strip("|").split("|")] for line in lines
+    ]
     names: list[str] = []
     for title in cells[0]:
         names.append(title if title not in names else f"{title} {cells[0].count(title)}")

@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.cycle_model import calibration, schedules
-from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, cta_cycles, steady_state
-from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
+from benchmarks.cycle_model.grid import LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.modelled import Model, Modelled, marked, model
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
 from cute_fa4.emulator.model.constants import Constant
-from cute_fa4.emulator.model.starts import STARTS
 from cute_fa4.system.gains import change, ratio
 
 PUBLISHED_DECODE_FILE = Path(__file__).with_name("published_decode.json")
@@ -38,17 +37,6 @@ OTHER_CLAIMS = (0, 4000)
 STEADY_FROM = 0.5
 
 
-@dataclass
-class Modelled:
-    """A kernel with its simulated cycles; ptxas: the version that made its machine code."""
-
-    variant: Variant
-    cycles: CTACycles
-    steady: SteadyState
-    results: dict
-    ptxas: str | None = None
-
-
 @dataclass(frozen=True)
 class Cell:
     """One kernel on one problem."""
@@ -57,13 +45,6 @@ class Cell:
     us: float
     bound: str
     slack: float
-
-
-def model(variant: Variant, constants: dict[str, Constant]) -> Modelled:
-    """Compile (or read from the cache), align and simulate a kernel."""
-    kernel = AlignedKernel.load(variant)
-    results = kernel.simulate(constants, STARTS)
-    return Modelled(variant, cta_cycles(results), steady_state(results), results, kernel.ptxas)
 
 
 def problems() -> list[Problem]:
@@ -118,14 +99,15 @@ def cells(
     constants: dict[str, Constant],
 ) -> list[str]:
     """Speed and bound of ours and theirs, and the ratio; "-" for a kernel that is not modelled."""
-    row, speeds = [], []
-    for variant in variants:
-        if variant not in kernels:
+    row, speeds, used = [], [], [kernels.get(variant) for variant in variants]
+    for kernel in used:
+        if kernel is None:
             row += ["-", ""]
             continue
-        one = cell(kernels[variant], problem, constants)
+        one = cell(kernel, problem, constants)
         speeds.append(one.tflops)
         row += [f"{one.tflops:.0f}", one.bound]
+    row[0] = marked(row[0], *used)
     return [*row, ratio(speeds[0] / speeds[1]) if len(speeds) == 2 else ""]
 
 
@@ -168,7 +150,7 @@ def rows(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> li
     return out
 
 
-def table(found: list[dict]) -> str:
+def table(found: list[dict], kernels: dict[Variant, Modelled]) -> str:
     """The rows as Markdown. Every number in it is modelled, but the published column."""
     lines = [
         "Modelled TFLOPS on a B200 at the stated clock; nothing in this table was measured here. "
@@ -180,14 +162,25 @@ def table(found: list[dict]) -> str:
     ]
     for row in found:
         p = row["problem"]
-        seqlen = lengths_of(Problem(**p))
-        cells = [str(p["head_dim"]), row["mask"], seqlen, f"{p['batch']} x {p['heads_q']}"]
+        problem = Problem(**p)
+        cells = [
+            str(p["head_dim"]),
+            row["mask"],
+            lengths_of(problem),
+            f"{p['batch']} x {p['heads_q']}",
+        ]
         for maker in (OURS, THEIRS):
             cells += _cells(row.get(maker))
+        cells[4] = marked(cells[4], *_used(kernels, problem))
         cells.append("" if row["ratio"] is None else ratio(row["ratio"]))
         cells.append("" if row["published"] is None else f"{row['published']:.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _used(kernels: dict[Variant, Modelled], *problems: Problem) -> list[Modelled | None]:
+    """The kernels that run these problems."""
+    return [kernels.get(Variant.of(maker, p)) for p in problems for maker in (OURS, THEIRS)]
 
 
 def _cells(mine: dict | None) -> list[str]:
@@ -198,7 +191,7 @@ def _cells(mine: dict | None) -> list[str]:
     return [f"{mine['tflops']:.0f}", mine["bound"], f"{mine['slack']:.0%}"]
 
 
-def pages_table(found: list[dict]) -> str:
+def pages_table(found: list[dict], kernels: dict[Variant, Modelled]) -> str:
     """Speed from pages over speed from contiguous keys, of the rows that have both."""
     lines = [
         "Modelled speed with pages over modelled speed with contiguous keys, d=128.",
@@ -219,6 +212,8 @@ def pages_table(found: list[dict]) -> str:
             plain = row.get(maker, {}).get("tflops")
             speeds = [other.get(maker, {}).get("tflops") for other in paged]
             cells += [ratio(speed / plain) if speed and plain else "-" for speed in speeds]
+        every = [Problem(**one["problem"]) for one in (row, *paged) if one]
+        cells[2] = marked(cells[2], *_used(kernels, *every))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -270,26 +265,38 @@ def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
         idle = (1 - best.busy) * best.slot_cycles / int(constants["sms"].value) / clock
         ideal = best.us - (0 if best.bound_by_memory else idle)
         us = [f"{time.us:.0f}" for time in times.values()]
-        cells = [
-            str(problem.head_dim),
-            variant.mask,
-            lengths_of(problem),
-            found["now"].count(0),
-            *us,
-        ]
+        empty = marked(str(found["now"].count(0)), kernels[variant])
+        cells = [str(problem.head_dim), variant.mask, lengths_of(problem), empty, *us]
         cells += [f"{ideal:.0f}", change(times["now"].us / best.us - 1)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
-def claims_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> str:
-    """Our speed over flash-attn-4's with claims of several latencies, and with CTAs of one block.
-
-    Compiles and simulates the additional kernels.
-    """
+def claims(constants: dict[str, Constant]) -> list[dict[str, Constant]]:
+    """The constants with each cost of a claim, the assumed one among them."""
     assumed = constants["claim"]
-    claims = sorted({assumed.value, *OTHER_CLAIMS})
-    names = [f"a claim takes {n:g} cycles{' (assumed)' * (n == assumed.value)}" for n in claims]
+    costs = sorted({assumed.value, *OTHER_CLAIMS})
+    return [constants | {"claim": replace(assumed, value=n)} for n in costs]
+
+
+def _claim_problems() -> list[Problem]:
+    plain = [p for p in problems() if not (p.window or p.page_size or p.group > 1)]
+    return [p for p in plain if p.lengths or p.seqlen in CLAIM_SEQLENS]
+
+
+def claimed(one_block: bool = True) -> list[Variant]:
+    """Our kernels in the table of claims: those that claim, or with one_block those without claims."""
+    found = dict.fromkeys(Variant.of(OURS, problem) for problem in _claim_problems())
+    return [replace(variant, one_block=one_block) for variant in found]
+
+
+def claims_table(
+    kernels: dict[Variant, Modelled], constants: dict[str, Constant], modelled: Model = model
+) -> str:
+    """Our speed over flash-attn-4's with claims of several latencies, and with CTAs of one block."""
+    assumed, settings = constants["claim"].value, claims(constants)
+    costs = [setting["claim"].value for setting in settings]
+    names = [f"a claim takes {n:g} cycles{' (assumed)' * (n == assumed)}" for n in costs]
     lines = [
         "Modelled speed of cute_fa4 over modelled speed of flash-attn-4, by what a claim costs.",
         "",
@@ -297,21 +304,19 @@ def claims_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
         "|---|---|---|" + "---|" * (len(names) + 1),
     ]
     simulated: dict[Variant, list[Modelled]] = {}
-    for problem in problems():
+    for problem in _claim_problems():
         variant, peer = Variant.of(OURS, problem), Variant.of(THEIRS, problem)
-        special = problem.window or problem.page_size or problem.group > 1
-        if special or not (problem.lengths or problem.seqlen in CLAIM_SEQLENS):
-            continue
         if variant not in kernels or peer not in kernels:
             continue
         if variant not in simulated:
-            settings = [constants | {"claim": replace(assumed, value=n)} for n in claims]
-            ours = [model(variant, setting) for setting in settings]
-            simulated[variant] = [*ours, model(replace(variant, one_block=True), constants)]
+            ours = [modelled(variant, setting) for setting in settings]
+            simulated[variant] = [*ours, modelled(replace(variant, one_block=True), constants)]
         theirs = cell(kernels[peer], problem, constants).tflops
         speeds = [cell(kernel, problem, constants).tflops for kernel in simulated[variant]]
         cells = [str(problem.head_dim), variant.mask, lengths_of(problem)]
-        lines.append("| " + " | ".join(cells + [ratio(s / theirs) for s in speeds]) + " |")
+        ratios = [ratio(s / theirs) for s in speeds]
+        ratios[0] = marked(ratios[0], kernels[peer], *simulated[variant])
+        lines.append("| " + " | ".join(cells + ratios) + " |")
     return "\n".join(lines)
 
 
@@ -335,9 +340,8 @@ def steady_table(kernels: dict[Variant, Modelled]) -> str:
         steady = kernel.steady
         shares = " | ".join(f"{steady.busy[name]:.0%}" for name in names)
         first = kernel.cycles.single.points[0][1]
-        lines.append(
-            f"| {variant} | {steady.cycles:.0f} | {shares} | {steady.bound} | {first:.0f} |"
-        )
+        cycles = marked(f"{steady.cycles:.0f}", kernel)
+        lines.append(f"| {variant} | {cycles} | {shares} | {steady.bound} | {first:.0f} |")
     return "\n".join(lines)
 
 
@@ -358,7 +362,7 @@ def calibration_table(kernels: dict[Variant, Modelled], constants: dict[str, Con
         pairs[row.fitted].append((found, row.tflops))
         lines.append(
             f"| {row.run} | {row.head_dim} | {'causal' if row.causal else 'full'} | {row.seqlen} | "
-            f"{row.tflops} | {found:.0f} | {found / row.tflops - 1:+.1%} | "
+            f"{row.tflops} | {marked(f'{found:.0f}', kernels[row.variant])} | {found / row.tflops - 1:+.1%} | "
             f"{'fit' if row.fitted else 'check'} |"
         )
     lines.append("")
@@ -369,12 +373,6 @@ def calibration_table(kernels: dict[Variant, Modelled], constants: dict[str, Con
         )
         lines.append("")
     return "\n".join(lines).rstrip()
-
-
-def made_by(kernels: dict[Variant, Modelled]) -> str:
-    """The line that stands below every modelled table: which ptxas made the machine code of its kernels."""
-    found = {kernel.ptxas or "unknown" for kernel in kernels.values()}
-    return f"Machine code by ptxas {', '.join(sorted(found))}."
 
 
 def constants_table(constants: dict[str, Constant]) -> str:

@@ -9,6 +9,8 @@ flash-attn-4 full    block fastest, then head, then sequence
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from benchmarks.cycle_model import our_kernel
 from benchmarks.cycle_model.problems import ELEMENT_BYTES, Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
@@ -21,6 +23,7 @@ FROST_L2_BYTES = {(192, 128): 80 << 20}
 FROST_L2_BYTES_OF_OTHERS = 60 << 20
 
 
+@lru_cache(maxsize=256)
 def work_tiles(variant, problem: Problem) -> list[int]:
     """Key tiles of every work tile of a launch; 0: a CTA that finds nothing to do."""
     from benchmarks.cycle_model.kernels import FROST, OURS

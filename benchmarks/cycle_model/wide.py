@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.cycle_model import report
+from benchmarks.cycle_model import modelled, report
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import Problem
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
@@ -55,11 +55,13 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
     return "\n".join(lines)
 
 
-def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+def tables(
+    makers: tuple[str, ...], constants: dict[str, Constant], model: report.Model = report.model
+) -> dict[str, str]:
     """By the mark of docs/performance/shapes.md."""
     asked = dict.fromkeys(v for problem in problems() for v in variants(problem))
-    kernels = {v: report.model(v, constants) for v in asked if v.maker in makers}
-    return {"wide": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}
+    kernels = {v: model(v, constants) for v in asked if v.maker in makers}
+    return {"wide": f"{table(kernels, constants)}\n\n{modelled.made_by(kernels)}"}
 
 
 def main(words: list[str]) -> int:

@@ -54,7 +54,10 @@ def test_operations_are_those_of_both_products():
 def test_the_page_has_every_row_of_both_tables():
     steady = [depths.Depth(*d, 256, "mha2q", SteadyState(2571.0, BUSY)) for d in depths.depths()]
     fresh = depths.table(steady, B200).splitlines()
-    stored = table_of_page("depths").splitlines()
+    fresh, stored = (
+        [row for row in text if row[:1] == "|"]
+        for text in (fresh, table_of_page("depths").splitlines())
+    )
     assert [row.split("|")[1:3] for row in fresh] == [row.split("|")[1:3] for row in stored]
     [reference] = [row for row in stored if row.startswith("| 128 | 128 |")]
     assert "| 1.00 |" in reference

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import model
-from benchmarks.cycle_model import indexer
+from benchmarks.cycle_model import indexer, pages
 from cute_fa4.sm100.indexer.config import CTAS_OF_ROW
 
 MULTIPLY_ADDS = 8192  # of 8 bits and a cycle
@@ -12,7 +12,7 @@ MULTIPLY_ADDS = 8192  # of 8 bits and a cycle
 def test_the_page_has_the_tables_of_the_recorded_cycles():
     page = (model.DOCS / "serving" / "indexer.md").read_text()
     for name, table in indexer.tables().items():
-        assert model.fill(page, name, table) == page, (
+        assert pages.fill(page, name, table) == page, (
             "run: python benchmarks/model.py --indexer --docs"
         )
 

@@ -4,8 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from benchmarks import model
-from benchmarks.cycle_model import report, timeline
+from benchmarks.cycle_model import pages, report, timeline
 from benchmarks.cycle_model.calibration import published_rows
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
@@ -52,7 +51,7 @@ def test_every_problem_is_a_row_and_what_is_not_modelled_says_so():
     kernels = {variant: modelled(variant) for variant in report.variants()}
     problems, found = report.problems(), report.rows(kernels, B200)
     assert len(problems) == len(set(problems)) == len(found)
-    text = report.table(found)
+    text = report.table(found, kernels)
     assert text.lower().startswith("modelled")
     assert text.count("\n| 64 |") + text.count("\n| 128 |") == len(problems)
     # flash-attn-4 with pages of 16 and 64: two masks, three lengths each.
@@ -70,7 +69,7 @@ def test_rows_of_kernels_that_were_left_out_are_left_out():
 def test_pages_are_compared_with_the_contiguous_row_of_the_same_shape():
     """Kernels that take equally long: the ratio is one wherever there are two of them."""
     kernels = {variant: modelled(variant) for variant in report.variants()}
-    lines = report.pages_table(report.rows(kernels, B200)).splitlines()[4:]
+    lines = report.pages_table(report.rows(kernels, B200), kernels).splitlines()[4:]
     assert len(lines) == 2 * len(report.FEWER_SEQLENS)
     for line in lines:
         assert line.split("|")[3:-1] == [" as fast "] * 3 + [" - ", " - ", " as fast "]
@@ -84,6 +83,6 @@ def test_no_published_row_is_hidden():
 
 
 def test_a_page_without_marks_is_refused():
-    assert model.fill("<!-- a -->\nold\n<!-- /a -->", "a", "new") == "<!-- a -->\nnew\n<!-- /a -->"
+    assert pages.fill("<!-- a -->\nold\n<!-- /a -->", "a", "new") == "<!-- a -->\nnew\n<!-- /a -->"
     with pytest.raises(ValueError, match="no marks"):
-        model.fill("text", "a", "new")
+        pages.fill("text", "a", "new")

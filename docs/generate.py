@@ -384,11 +384,13 @@ def performance_pages() -> dict[Path, str]:
     found = recorded.pages({path: path.read_text() for path in pages.PAGES})
     text = "\n".join(found.values())
     constants = fitted_b200()
+    of_peers = peers.tables(text, recorded.recorded)
+    of_peers["peers"] = recorded.kept(of_peers["peers"], pages.printed(text, "peers"))
     return pages.filled(
         found,
         {
             **power.tables(text),
-            **peers.tables(text),
+            **of_peers,
             "hopper_energy": hopper_energy.table(),
             "left_out": bounds.left_out(constants),
             "fixed_parts": bounds.fixed(constants),

@@ -25,11 +25,12 @@ from cute_fa4.emulator.host.host_binding import keeping_machine_code
 from cute_fa4.emulator.model import trace
 
 
-def forward(q, k, v, causal: bool = False, bottom_right: bool = False):
+def forward(q, k, v, causal: bool = False, bottom_right: bool = False, ctas: int | None = None):
     """(out, the compiled function) of one call, inside as_if_cuda().
 
     q, k, v       (batch, rows or keys, heads, depth) of bf16 or fp16
     bottom_right  the causal mask ends with the last key, where rows and keys differ in number
+    ctas          that share an MMA; None: what its adapter chooses for these sizes
     Raises what the package raises where it has no kernel, and errors of the emulator.
     """
     os.environ["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] = "1"
@@ -43,7 +44,7 @@ def forward(q, k, v, causal: bool = False, bottom_right: bool = False):
     scale = q.shape[-1] ** -0.5
     plan = SdpaFwdDslSm100(
         **{f"sample_{name}": x.cuda() for name, x in tensors.items()},
-        is_causal=causal, causal_bottom_right=bottom_right, scale_softmax=scale,
+        is_causal=causal, causal_bottom_right=bottom_right, scale_softmax=scale, cga=ctas,
     )  # fmt: skip
     plan.check_support()
     plan.compile()
@@ -96,8 +97,11 @@ def _facts(kind, x: torch.Tensor):
     return kind(x.data_ptr(), dtype, (2, 0), span, tuple(x.shape), tuple(x.stride()))
 
 
-def launch(work: Workload):
-    """Call the kernel with data of a workload's size; its first clusters take as many tiles as the workload says."""
+def launch(work: Workload, ctas: int):
+    """Call the kernel with data of a workload's size; its first clusters take as many tiles as the workload says.
+
+    ctas: that share an MMA in long calls. The adapter has CTAs alone for 512 rows and keys of depth 192
+    """
     generator = torch.Generator().manual_seed(0)
 
     def tensor(rows: int, heads: int, depth: int):
@@ -112,15 +116,15 @@ def launch(work: Workload):
         for depth in (work.head_dim, work.head_dim_v or work.head_dim)
     )
     with emulator.use(checks=None, claims=work.work_tiles - 1):
-        return forward(q, k, v, work.causal, bottom_right=work.causal)[1]
+        return forward(q, k, v, work.causal, bottom_right=work.causal, ctas=ctas)[1]
 
 
 def record(variant, arch: str) -> tuple:
     """(ptx, cubin, traces) of the one kernel of a variant's workloads."""
-    kernels = []
+    kernels, ctas = [], 2 if variant.pair else 1
     with trace.installed(), as_if_cuda(arch=arch), keeping_machine_code() as machine_code:
         traces = {
-            work: trace.record(lambda work=work: kernels.append(launch(work)))
+            work: trace.record(lambda work=work: kernels.append(launch(work, ctas)))
             for work in workloads_of(variant)
         }
     texts = {kernel.__ptx__ for kernel in kernels}

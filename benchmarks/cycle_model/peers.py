@@ -1,10 +1,9 @@
 """Peers beside us on the same calls, published and modelled on a GB200; what kernels spend beside their MMAs.
 
-    python -m benchmarks.cycle_model.peers          the tables of docs/performance/peers.md
     python -m benchmarks.cycle_model.peers record   models the decodes of peers.json
 
 The calls are those of cudnn-frontend's benchmark (published_power.toml). Speeds of ours and of flash-attn-4 are those
-of the pages' tables, for the SMs and the boost clock of a GB200; FROST's are in kernels_of_others.json.
+of the pages' tables, for the SMs and the boost clock of a GB200; FROST's kernels are modelled on the calls themselves.
 docs/generate.py writes the tables.
 """
 
@@ -12,15 +11,16 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.cycle_model import b300, hopper_energy, plots, power
 from benchmarks.cycle_model.decode import time as decode_time
 from benchmarks.cycle_model.decode.problems import DecodeProblem
-from benchmarks.cycle_model.kernels import FROST, OURS, THEIRS
+from benchmarks.cycle_model.grid import launch_time
+from benchmarks.cycle_model.kernels import FROST, OURS, THEIRS, Variant
+from benchmarks.cycle_model.modelled import MARK, Model
 from benchmarks.cycle_model.problems import Problem
-from cute_fa4.emulator.model import stated_error
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.system.gains import ratio
 
@@ -79,22 +79,34 @@ def load() -> dict:
     return json.loads(FILE.read_text())
 
 
-def modelled(call: Call, pages: str) -> dict[str, tuple[float, float | None]]:
-    """Speeds at the boost clock of a GB200 in the short and the long run, by maker; None: not modelled."""
+def frost(call: Call) -> Variant | None:
+    """FROST's kernel for a call; None: the model does not follow it."""
+    variant = Variant.of(FROST, call.problem)
+    return None if variant.not_modelled else variant
+
+
+def modelled(call: Call, pages: str, model: Model) -> dict[str, tuple[float, float, str]]:
+    """Speeds at the boost clock of a GB200 in the short and the long run, and the state of the kernel, by maker."""
     b200, chip = fitted_b200(), power.chips()[DEVICE]
     scale = chip.sms * chip.boost_ghz / (b200["sms"].value * b200["clock_ghz"].value)
     rows = [call.row(pages, seqlen) for seqlen in (call.short, LONG)]
-    found: dict[str, tuple[float, float | None]] = {}
+    found: dict[str, tuple[float, float, str]] = {}
     for maker in (OURS, THEIRS):
         own = ("on pairs", "alone") if maker == OURS and "alone" in rows[0] else (maker,)
         short, long = (
             next((row[name] for name in own if row[name].startswith("**")), row[own[-1]])
             for row in rows
         )
-        found[maker] = float(short.strip("*")) * scale, float(long.strip("*")) * scale
-    for row in stated_error.rows():  # modelled for this device, at the length of the short run
-        if row["maker"] == FROST and f"bf16 forward, d=128, {row['kernel']}" == call.what:
-            found[FROST] = float(row["modelled"]), None
+        found[maker] = float(short.strip("*")) * scale, float(long.strip("*")) * scale, ""
+    if variant := frost(call):
+        kernel = model(variant, b200)
+        device = b200 | {
+            "sms": replace(b200["sms"], value=chip.sms),
+            "clock_ghz": replace(b200["clock_ghz"], value=chip.boost_ghz),
+        }
+        problems = call.problem, replace(call.problem, seqlen=int(LONG))
+        speeds = (launch_time(variant, p, kernel.cycles, device).tflops(p) for p in problems)
+        found[FROST] = *speeds, kernel.state
     return found
 
 
@@ -104,7 +116,7 @@ def limited(burst: float) -> float:
     return power.fitted().sustained(burst, boost, power.LIMITS[DEVICE], "bf16")
 
 
-def table(pages: str) -> str:
+def table(pages: str, model: Model) -> str:
     """Every maker on every call; ratios to flash-attn-4 of the same basis."""
     lines = [
         "| call | batch x heads | kernel | basis | keys | burst | ratio | 32K keys | ratio |",
@@ -114,17 +126,17 @@ def table(pages: str) -> str:
         p = call.problem
         heads = f"{p.batch} x {p.heads_q}" + f" over {p.heads_kv}" * (p.group > 1)
         speeds = {
-            (maker, "modelled"): (short, long and limited(long))
-            for maker, (short, long) in modelled(call, pages).items()
+            (maker, "modelled"): (short, limited(long), state)
+            for maker, (short, long, state) in modelled(call, pages, model).items()
         }
         for maker in (THEIRS, CUDNN, FROST):
             if found := published(call.what, maker):
-                speeds[maker, "published"] = found
+                speeds[maker, "published"] = *found, ""
         for (maker, basis), mine in speeds.items():
             cells = [call.what, heads, maker, basis, f"{p.seqlen >> 10}K"]
-            for speed, other in zip(mine, speeds[THEIRS, basis], strict=True):
-                over = ratio(speed / other) if speed and maker != THEIRS else ""
-                cells += [f"{speed:.0f}" if speed else "-", over]
+            for speed, other in zip(mine[:2], speeds[THEIRS, basis][:2], strict=True):
+                cells += [f"{speed:.0f}", ratio(speed / other) if maker != THEIRS else ""]
+            cells[5] += MARK * bool(mine[2])
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -285,10 +297,10 @@ def record() -> None:
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def tables(pages: str) -> dict[str, str]:
+def tables(pages: str, model: Model) -> dict[str, str]:
     """By the marks of docs/performance/peers.md."""
     return {
-        "peers": table(pages),
+        "peers": table(pages, model),
         "peers_energy": energy_table(pages),
         "peers_decode": decode_table(),
         "peers_b300": b300_table(pages),
@@ -296,9 +308,9 @@ def tables(pages: str) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    if argv == ["record"]:
-        record()
-    print(*tables(plots.text_of_pages()).values(), sep="\n\n")
+    if argv != ["record"]:
+        raise SystemExit("accepted: record")
+    record()
     return 0
 
 

@@ -29,6 +29,7 @@ from benchmarks.cycle_model import (
     eight_bits,
     fixed_cost,
     pairs,
+    peers,
     report,
     wide,
 )
@@ -90,6 +91,7 @@ def kernels() -> dict[str, tuple[Variant, Constants]]:
         *(depths.variant_of(*both) for both in depths.depths()),
         *(v for problem in wide.problems() for v in wide.variants(problem)),
         *(Variant.of(maker, p) for p in eight_bits.problems() for maker in MAKERS),
+        *filter(None, map(peers.frost, peers.CALLS)),
     ]
     found = [(variant, base) for variant in of_b200]
     found += [(v, setting) for v in report.claimed(False) for setting in report.claims(base)]

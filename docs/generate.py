@@ -385,7 +385,8 @@ def performance_pages() -> dict[Path, str]:
     text = "\n".join(found.values())
     constants = fitted_b200()
     of_peers = peers.tables(text, recorded.recorded)
-    of_peers["peers"] = recorded.kept(of_peers["peers"], pages.printed(text, "peers"))
+    for name in ("peers", "peers_energy"):
+        of_peers[name] = recorded.kept(of_peers[name], pages.printed(text, name))
     return pages.filled(
         found,
         {

@@ -19,7 +19,7 @@ from benchmarks.cycle_model.decode import time as decode_time
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.grid import launch_time
 from benchmarks.cycle_model.kernels import FROST, OURS, THEIRS, Variant
-from benchmarks.cycle_model.modelled import MARK, Model
+from benchmarks.cycle_model.modelled import MARK, Model, Modelled, marked
 from benchmarks.cycle_model.problems import Problem
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.system.gains import ratio
@@ -144,49 +144,45 @@ def table(pages: str, model: Model) -> str:
 # --- energy
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A row of the table of steady states: head dim, CTAs that share a product."""
-
-    name: str
-    head_dim: int
-    pair: bool
-
-
-def _kernels() -> list[Kernel]:
-    """Ours on CTAs alone, then flash-attn-4's, of every row: it runs pairs at d=128 without a mask."""
+def _kernels() -> list[Variant]:
+    """Ours on CTAs alone, where there are such, then flash-attn-4's, of every row: it runs pairs without a mask."""
+    plain = [dict(head_dim=d, causal=causal) for d in (64, 128) for causal in (False, True)]
+    deep = [dict(head_dim=192, causal=causal, head_dim_v=128) for causal in (False, True)]
+    wide = [dict(head_dim=256, causal=causal, group=16) for causal in (False, True)]
+    narrow = [dict(head_dim=128, causal=causal, dtype="e4m3") for causal in (False, True)]
     found = []
-    for head_dim, mask in ((64, "full"), (64, "causal"), (128, "full"), (128, "causal")):
-        pair = (head_dim, mask) == (128, "full")
-        found.append(Kernel(f"{OURS} d{head_dim} {mask}", head_dim, False))
-        found.append(Kernel(f"{THEIRS} d{head_dim} {mask}", head_dim, pair))
+    for row in (*plain, *deep, *wide, *narrow):
+        found.append(Variant(OURS, **row, pairs=row["head_dim"] == 256))
+        found.append(Variant(THEIRS, **row))
     return found
 
 
 KERNELS = _kernels()
-ROWS, KEYS, BYTES = 128, 128, 2  # of a query tile, of a key tile, of an element
-QUERY_TILES = 2
+ROWS, KEYS = 128, 128  # of a query tile, of a key tile
+BYTES = {"bf16": 2, "e4m3": 1}  # of an element of Q, K and V
 OPERATIONS = {"mufu": "EX2", "fma": "FFMA", "alu": "LOP3", "convert": "LOP3"}
 """The operation of hopper_energy.json that stands for those of a pipe."""
 PARTS = ("exponentials", "other arithmetic", "shared memory", "L2")
 
 
-def energy(kernel: Kernel, pages: str) -> list[float]:
+def energy(kernel: Modelled) -> list[float]:
     """Picojoules a FLOP in addition to MMAs by PARTS, at what single operations took on an H200.
 
     Operations follow from the share of the cycles of a key tile in which a pipe is busy. Each query tile reads Q, K and
     V from shared memory, and P from tensor memory; a CTA of a pair holds, loads and reads half of K and V.
     """
     of, constants = hopper_energy.energies(hopper_energy.load()), fitted_b200()
-    row = next(row for row in plots.read_table(pages, "steady") if row["kernel"] == kernel.name)
-    cycles = float(row["cycles"])
-    flops = 4 * QUERY_TILES * ROWS * KEYS * kernel.head_dim
+    variant, steady = kernel.variant, kernel.steady
+    ctas, size = 2 if variant.pair else 1, BYTES[variant.dtype]
+    depths = variant.head_dim + (variant.head_dim_v or variant.head_dim)
+    tiles = variant.rows // ROWS // ctas
+    flops = 2 * tiles * ROWS * KEYS * depths
     pipes = {
-        pipe: cycles * float(row[pipe].strip("%")) / 100 * constants[f"rate_{pipe}"].value * of[name] / flops
+        pipe: steady.cycles * steady.busy[pipe] * constants[f"rate_{pipe}"].value * of[name] / flops
         for pipe, name in OPERATIONS.items()
-    }  # fmt: skip
-    loaded = 2 * KEYS * kernel.head_dim * BYTES / (2 if kernel.pair else 1)
-    read = QUERY_TILES * (ROWS * kernel.head_dim * BYTES + loaded)
+    }
+    loaded = KEYS * depths * size / ctas
+    read = tiles * (ROWS * variant.head_dim * size + loaded)
     return [
         pipes.pop("mufu"),
         sum(pipes.values()),
@@ -203,24 +199,26 @@ def gemm_energy() -> list[float]:
     """The same of a product of matrices in 16 bits: each operand comes from L2 and is read once for each tile."""
     of = hopper_energy.energies(hopper_energy.load())
     half = GEMM_TILE // 2
-    a_flop = 2 * half * BYTES / (2 * half * GEMM_TILE)
+    a_flop = 2 * half * BYTES["bf16"] / (2 * half * GEMM_TILE)
     return [0.0, 0.0, a_flop * of["shared memory, read"], a_flop * of["L2, read"]]
 
 
-def energy_table(pages: str) -> str:
+def energy_table(model: Model) -> str:
     """Every kernel, and a product of matrices; how much less than flash-attn-4's."""
     titles = ("kernel", *PARTS, "together", "of flash-attn-4's", "first two, of flash-attn-4's")
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    found = {kernel: energy(kernel, pages) for kernel in KERNELS}
-    rows = {f"product of matrices, tiles of {GEMM_TILE} x {GEMM_TILE}": (gemm_energy(), None)}
-    for mine, theirs in zip(KERNELS[::2], KERNELS[1::2], strict=True):
-        rows[mine.name] = found[mine], found[theirs]
-        rows[theirs.name] = found[theirs], None
-    for name, (parts, theirs) in rows.items():
+    found = [model(variant, fitted_b200()) for variant in KERNELS]
+    gemm = f"product of matrices, tiles of {GEMM_TILE} x {GEMM_TILE}"
+    rows: list[tuple] = [(gemm, gemm_energy(), None, ())]
+    for mine, theirs in zip(found[::2], found[1::2], strict=True):
+        rows.append((mine.variant, energy(mine), energy(theirs), (mine, theirs)))
+        rows.append((theirs.variant, energy(theirs), None, (theirs,)))
+    for name, parts, theirs, used in rows:
         over = ["", ""]
         if theirs:
             over = [f"{sum(parts[:n]) / sum(theirs[:n]):.2f}" for n in (len(PARTS), 2)]
-        cells = [name, *(f"{part:.3f}" for part in (*parts, sum(parts))), *over]
+        cells = [str(name), *(f"{part:.3f}" for part in (*parts, sum(parts))), *over]
+        cells[1] = marked(cells[1], *used)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -301,7 +299,7 @@ def tables(pages: str, model: Model) -> dict[str, str]:
     """By the marks of docs/performance/peers.md."""
     return {
         "peers": table(pages, model),
-        "peers_energy": energy_table(pages),
+        "peers_energy": energy_table(model),
         "peers_decode": decode_table(),
         "peers_b300": b300_table(pages),
     }

@@ -92,6 +92,7 @@ def kernels() -> dict[str, tuple[Variant, Constants]]:
         *(v for problem in wide.problems() for v in wide.variants(problem)),
         *(Variant.of(maker, p) for p in eight_bits.problems() for maker in MAKERS),
         *filter(None, map(peers.frost, peers.CALLS)),
+        *peers.KERNELS,
     ]
     found = [(variant, base) for variant in of_b200]
     found += [(v, setting) for v in report.claimed(False) for setting in report.claims(base)]

@@ -238,7 +238,7 @@ def flash_attn_func(
                   at most 0
     mask          a mask of cute_fa4.masks, in addition to these
     key_limit     (batch,) int32: keys from here on are hidden (padding), positions stay
-    learnable_sink  (heads_q,), f32, bf16 or fp16: a score in the softmax's denominator only
+    learnable_sink  (heads_q,), f32, bf16 or fp16: a score in the softmax's denominator only; +inf: out 0, lse +inf
     softcap       0 or None: off; otherwise scores become softcap * tanh(score / softcap)
     num_splits    parts of the keys of a sequence, in parallel, and merged. None or 0: chosen from metadata, where there
                   are fewer blocks than SMs; 1: never; N: N. Beside block_sparse_tensors up to 1: docs/block_sparsity.md

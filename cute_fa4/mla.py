@@ -16,7 +16,7 @@ Rows of 656 and of 584 bytes, which include scales and RoPE columns, are dequant
 
 from __future__ import annotations
 
-import math
+from functools import partial
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -46,6 +46,7 @@ from cute_fa4.calls.operands.latent_rows import (
 )
 from cute_fa4.calls.operands.tensors import OUT_OF, check_is_tensor, check_place, check_rank
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
@@ -124,8 +125,7 @@ def flash_mla_with_kvcache(
     indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + row of the page,
                     in any order. -1, or an index outside the cache, means no key. block_table and cache_seqlens are not
                     read then and may be None, causal is False. A key that is listed twice counts twice
-    attn_sink       as learnable_sink, but excluded from lse: if the sink has a share w of the weights, the error
-                    of lse is 1 / (1 - w) times larger. Pass at most one of the two
+    attn_sink       as learnable_sink, but excluded from lse. Pass at most one of the two
     topk_length     (batch,) or (batch, seqlen_q) int32: the valid length of each list of indices; later entries may be
                     anything. None: all up to the last key of the list, found on the device
     extra_k_cache, extra_indices_in_kvcache, extra_topk_length   a second cache, and as indices and topk_length the keys
@@ -135,7 +135,7 @@ def flash_mla_with_kvcache(
     tokens_per_split, batch_invariant, workspace   as in flash_attn_varlen_func
     out             as in flash_attn_varlen_func, or of float32: the result is not rounded
     learnable_sink  (heads,), float32, bf16 or fp16: one logit per head that takes weight but has no value, in natural
-                    units, independent of softmax_scale
+                    units, independent of softmax_scale. +inf: out is 0; -inf: as None
     q_quantize      for a 16-bit q over a float8 k_cache of 576 columns. "never": q stays unchanged, and the kernel
                     dequantizes the cache, with the error of 16 bits (docs/serving/eight_bits.md). "auto": q is
                     quantized. None: the same, unless CUTE_FA4_FP8_QUERIES=never
@@ -167,45 +167,50 @@ def flash_mla_with_kvcache(
         zip(EXTRA, (extra_k_cache, extra_indices_in_kvcache, extra_topk_length), strict=True)
     )
     has_extra = any(tensor is not None for tensor in extra.values())
-    if attn_sink is not None or has_extra:
-        given = dict(
-            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
-            num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
-            indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
-            tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace,
-            learnable_sink=learnable_sink, q_quantize=q_quantize, return_max_logits=return_max_logits,
-        )  # fmt: skip
-        if attn_sink is None:
-            return _over_two_caches(given, extra, out)
-        sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
-        given |= {"learnable_sink": sink, "out": out} | {EXTRA[name]: extra[name] for name in EXTRA}
-        found, lse, *largest = called_as({"learnable_sink": "attn_sink"}, given)
-        return found, without_sink(lse, sink), *largest
+    given = dict(
+        q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
+        num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
+        indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
+        tokens_per_split=tokens_per_split, batch_invariant=batch_invariant, workspace=workspace, out=out,
+        learnable_sink=learnable_sink, q_quantize=q_quantize, return_max_logits=return_max_logits,
+    )  # fmt: skip
+    over_caches = partial(_over_two_caches, second=extra) if has_extra else _over_one_cache
+    if attn_sink is None:
+        found, lse, *largest = over_caches(given)
+        return found, with_sink(lse, learnable_sink), *largest
+    given["learnable_sink"] = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
+    if is_dynamo_compiling():
+        return over_caches(given)
+    with named_as({"learnable_sink": "attn_sink"}):
+        return over_caches(given)
+
+
+def _over_one_cache(call: dict) -> tuple[torch.Tensor, ...]:
+    """The call, by its arguments' names; lse is that of the keys, without learnable_sink."""
+    q, k_cache, num_splits = call["q"], call["k_cache"], call["num_splits"]
+    descale_q, descale_k = call["descale_q"], call["descale_k"]
+    indices, topk_length = call["indices"], call["topk_length"]
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
-    if head_dim_v != LATENT_DEPTHS[1]:
-        raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
-    policy.check_batch_invariant(batch_invariant)
-    policy.check_quantize(q_quantize)
-    given = dict(
-        q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
-        softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split,
-        batch_invariant=batch_invariant, workspace=workspace, out=out, descale_q=descale_q, descale_k=descale_k,
-        learnable_sink=learnable_sink, q_quantize=q_quantize, k_block_scale=None,
-        return_max_logits=return_max_logits,
-    )  # fmt: skip
+    if call["head_dim_v"] != LATENT_DEPTHS[1]:
+        raise ValueError(f"head_dim_v: {call['head_dim_v']}; accepted: {LATENT_DEPTHS[1]}")
+    policy.check_batch_invariant(call["batch_invariant"])
+    policy.check_quantize(call["q_quantize"])
+    read = "head_dim_v", "is_fp8_kvcache", "indices", "topk_length"
+    given = {name: value for name, value in call.items() if name not in read}
+    given |= {"num_splits": num_splits, "k_block_scale": None}
     if has_rows(k_cache):
         given["k_cache"] = rows_of(k_cache, q, descale_q, descale_k)
     elif is_in_pages(k_cache):
         given["k_cache"], given["k_block_scale"] = pages_of(k_cache, q, descale_q, descale_k)
-    elif is_fp8_kvcache:
+    elif call["is_fp8_kvcache"]:
         _refuse_other_rows(k_cache)
     if topk_length is not None:
         _check_listed(q, indices, topk_length)
     if indices is not None:
         return _by_index(given, indices, topk_length)
     if given["k_block_scale"] is not None:
-        given |= by_page(given["k_cache"], block_table)
+        given |= by_page(given["k_cache"], call["block_table"])
     return _over_pages(given)
 
 
@@ -303,10 +308,10 @@ EXTRA = {
 }
 
 
-def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, ...]:
-    """The call over its cache, and over a second one whose keys are listed, too.
+def _over_two_caches(given: dict, second: dict) -> tuple[torch.Tensor, ...]:
+    """The call over its cache, and over a second one whose keys are listed, too; lse as of _over_one_cache.
 
-    given: arguments by name. second: those of the other cache, by the names in EXTRA. out: of the call, or None
+    given: arguments by name. second: those of the other cache, by the names in EXTRA
     """
     from cute_fa4.operators import routes
 
@@ -334,17 +339,18 @@ def _over_two_caches(given: dict, second: dict, out) -> tuple[torch.Tensor, ...]
             "each sequence, of both caches"
         )
     (q,) = autocast.cast(given["q"])
+    out, sink = given["out"], check_sink(given["learnable_sink"], q)
     # Parts are not rounded. Like q, for its placements where it is a DTensor.
     outs = torch.empty_like(
         q[..., : LATENT_DEPTHS[1]].expand(2, *(-1,) * q.dim()),
         dtype=torch.float32,
         memory_format=torch.contiguous_format,
     )
+    given = given | {"learnable_sink": None}  # it takes weight from the keys of both
     _, of_first = flash_mla_with_kvcache(**given | {"out": outs[0]})
-    second |= {"learnable_sink": None, "out": outs[1]}
-    _, of_second = called_as(EXTRA, given | second)
+    _, of_second = called_as(EXTRA, given | second | {"out": outs[1]})
     dtype = OUT_OF[q.dtype] if out is None else out.dtype
-    merged, lse = routes.merged(outs, torch.stack((of_first, of_second)), dtype)
+    merged, lse = routes.merged(outs, torch.stack((of_first, of_second)), dtype, sink)
     return merged if out is None else out.copy_(merged), lse
 
 
@@ -366,13 +372,9 @@ def _refuse_other_rows(k_cache) -> None:
     )
 
 
-def without_sink(lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """log(exp(lse) - exp(sink)) of (batch, heads, seqlen_q): the log-sum-exp without the sink; -inf without keys."""
-    share = sink.float()[:, None] - lse
-    # lse is rounded: if the sink has all the weight, lse may be slightly above or below it.
-    alone = share >= -(2.0**-20) * lse.abs().clamp(min=1.0)
-    of_keys = lse + torch.log(-torch.expm1(share.clamp(max=0.0)))
-    return torch.where((lse == -math.inf) | alone, -math.inf, of_keys)
+def with_sink(lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """log(exp(lse) + exp(sink)) of (batch, heads, seqlen_q): the kernels leave the sink out (sm100/steps/sinks.py)."""
+    return lse if sink is None else torch.logaddexp(lse, sink.float()[:, None])
 
 
 def _check_listed(q, indices, topk_length) -> None:

@@ -228,7 +228,7 @@ def attention_of_functions_float64(q, k, v, *, sink=None, **options) -> tuple:
         column = sink.double()[:, None, None].expand(*s.shape[:-1], 1)
         every = torch.cat([s, column], dim=-1)
     lse = torch.logsumexp(every, dim=-1)
-    p = torch.exp(s - finite_or_zero(lse)[..., None])
+    p = torch.exp(s - torch.where(torch.isneginf(lse), 0.0, lse)[..., None])
     group = q.shape[2] // k.shape[2]
     return (p @ _heads_first(v, torch.float64, group)).transpose(1, 2), lse
 
@@ -340,5 +340,6 @@ def _gradients(q, k, v, dout, dlse, rounded, options) -> tuple:
     found = (ds @ kh * scale).transpose(1, 2), dk, dv
     if sink is None:
         return found
-    weight = torch.exp(sink.to(dtype)[:, None, None] - of_rows)
+    of_heads = sink.to(dtype)[:, None, None]
+    weight = torch.where(torch.isposinf(of_heads), 1.0, torch.exp(of_heads - of_rows))
     return *found, -(weight * delta).sum((0, 2, 3))

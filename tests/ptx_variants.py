@@ -19,6 +19,7 @@ def even_keys(batch, head, q_index, kv_index, aux_tensors):
     return kv_index % 2 == 0
 
 
+OF_BLOCKS = {"qkv_dtype": "e4m3", "descales": "xyv", **CAUSAL}
 NVFP4 = {"kv_dtype": "e2m1", "descales": "kv", "page_size": 16}
 VARIANTS = {
     # depths, dtypes, masks
@@ -121,7 +122,9 @@ VARIANTS = {
     "e4m3 causal": {"qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
     "e4m3 pages of 16": {"qkv_dtype": "e4m3", **PAGES, "page_size": 16},
     "e4m3 scales of keys": {"qkv_dtype": "e4m3", "descales": "QKV", **PAGES, "page_size": 16},
-    "e4m3 scales of blocks": {"qkv_dtype": "e4m3", "descales": "xyv", **CAUSAL},
+    "e4m3 scales of blocks": OF_BLOCKS,
+    "e4m3 scales of blocks d192": {**OF_BLOCKS, "head_dim": 192, "head_dim_v": 128},
+    "e4m3 scales of blocks d256": {**OF_BLOCKS, "head_dim": 256},
     # few rows, clusters, a latent cache
     "few rows": {**DECODE, "page_size": 16, "rows": 8, **CAUSAL},
     "few rows in a cluster": {**DECODE, "page_size": 16, "rows": 8, "cluster_parts": 4},
@@ -149,6 +152,8 @@ VARIANTS = {
     "latent pair": {**LATENT, "group": 128, "family": "mla_pair"},
     "latent, largest scores": {**LATENT, **LARGEST, "group": 16, "family": "mla_decode"},
     "latent pair, largest scores": {**LATENT, **LARGEST, "group": 128, "family": "mla_pair"},
+    "latent, sink": {**LATENT, "sink": True, "group": 16, "family": "mla_decode"},
+    "latent pair, sink": {**LATENT, "sink": True, "group": 128, "family": "mla_pair"},
     "latent of 512 columns": {**LATENT, "group": 16, "head_dim": 512, "family": "mla_decode"},
     "latent pair of 512 columns": {**LATENT, "group": 128, "head_dim": 512, "family": "mla_pair"},
     "latent rows": {
@@ -307,5 +312,6 @@ COMBINE_VARIANTS = {
     "combine packed shared lse": {"packed": True, "shared": True, "write_lse": True},
     "combine of cut lists": {"cut": True, "write_lse": True},
     "combine lengths, in order": {"seqused_q": True, "dependent_launch": False, "depth": 512},
+    "combine, sink": {"depth": 512, "write_lse": True, "sink": True, "sink_dtype": "bf16"},
     "combine B300 e4m3 of bf16": {"o_dtype": "e4m3", "partial_dtype": "bf16", "arch": "sm_103a"},
 }

@@ -131,7 +131,7 @@ def cycles_of_merging(parts: int) -> float:
 
     def launch(kernel):
         lse = torch.empty((1, 1, ROWS_MERGED))
-        kernel(o, o[..., 0].contiguous(), cut, out, lse, None, None, 0)
+        kernel(o, o[..., 0].contiguous(), cut, out, lse, None, None, 0, None)
 
     return block_sparse.cycles_of(CombineConfig("bf16", DEPTH, cut=True, write_lse=True), launch)
 

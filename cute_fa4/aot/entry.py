@@ -143,7 +143,8 @@ def _of_combine(values: dict) -> list:
     depth = values.pop("head_dim")
     _depth("head_dim", depth, 4, MOST_COLUMNS)
     _one_of(values, o_dtype=(*PLAIN_FLOATS, E4M3.name), arch=ARCHES)
-    _one_of({"partial_dtype": "f32", **values}, partial_dtype=PLAIN_FLOATS)
+    of_floats = {"partial_dtype": "f32", "sink_dtype": "f32", **values}
+    _one_of(of_floats, partial_dtype=PLAIN_FLOATS, sink_dtype=PLAIN_FLOATS)
     early = policy.dependent_launch() is None
     return [CombineConfig(depth=depth, **{"dependent_launch": early, **values})]
 

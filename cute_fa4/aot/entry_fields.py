@@ -207,6 +207,8 @@ COMBINE = {
     "seqused_q": _OF_LENGTHS["seqused_q"],
     "shared": Field("switch", "of kernels with share_keys; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
+    "sink": Field("switch", "learnable_sink of a latent cache; default: off"),
+    "sink_dtype": CONFIG["sink_dtype"],
     "partial_dtype": Field("text", "of partial results: bf16, fp16 or f32; default: f32"),
     "dependent_launch": Field(
         "switch", "start before the last grid ends; default: on (CUTE_FA4_PDL)"

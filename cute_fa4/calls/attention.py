@@ -32,14 +32,8 @@ from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.skipping import check_tensors_of
 from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
-from cute_fa4.calls.split_keys.split import (
-    Clustered,
-    OwnParts,
-    OwnPartsPlan,
-    Split,
-    SplitPlan,
-    split_of,
-)
+from cute_fa4.calls.split_keys.plans import OwnPartsPlan, SplitPlan
+from cute_fa4.calls.split_keys.split import Clustered, OwnParts, Split, split_of
 from cute_fa4.compiler import policy
 from cute_fa4.layouts.cache_scales import LINEAR
 from cute_fa4.operands import BLOCKS, LENGTHS, NAMES, OPERANDS, ROWS, CallTensors, fields_given
@@ -155,7 +149,7 @@ def _plan_with_keys(
     parts = Split(1) if split is None or isinstance(split, Clustered) else split
     if isinstance(parts, Split):
         parts = parts.in_runs(q, where, attention)
-    return SplitPlan(function, merge, parts, *launched)
+    return SplitPlan(function, merge, parts, combine is not None and combine.sink, *launched)
 
 
 def _in_cache(where: Where) -> tuple[int, Callable] | None:
@@ -191,9 +185,8 @@ def _fill_without_keys(results: Results, q, out, options: Options):
     out.zero_()
     if lse is not None:
         lse.fill_(-math.inf)
-        if (sink := options.sink) is not None:
-            of_sinks = lse if options.return_max else lse[None]
-            of_sinks[0].copy_(sink[:, None].expand(of_sinks.shape[2:]))
+        if options.sink is not None and not options.latent:  # as kernels have it: steps/sinks.py
+            lse.copy_(options.sink[:, None].expand(lse.shape[1:]))
     return results.returned(out, lse)
 
 

@@ -320,8 +320,13 @@ def _of_sinks(stats: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     stats: (heads, tiles, [log-sum-exps in powers of two, deltas, ...]), as sm100/backward/delta.py writes them.
     """
     lse, delta = stats[..., :STATS].unflatten(-1, (2, ROWS)).unbind(-2)
-    weight = torch.exp2(sink.float()[:, None, None] * math.log2(math.e) - lse)
+    weight = weights_of_sinks(sink.float()[:, None, None] * math.log2(math.e), lse, torch.exp2)
     return -torch.where(delta == 0, 0.0, weight * delta).sum((1, 2)).to(sink.dtype)
+
+
+def weights_of_sinks(sink: torch.Tensor, lse: torch.Tensor, power=torch.exp) -> torch.Tensor:
+    """power(sink - lse), at most 1; both may be infinite."""
+    return torch.where(sink == lse, 1.0, power((sink - lse).clamp(max=0.0)))
 
 
 def _of_unmatched_sinks(attended: Attended, dlse, sink) -> torch.Tensor | None:

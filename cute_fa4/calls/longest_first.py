@@ -195,5 +195,5 @@ class CutListsPlan(Plan):
         order, cut = self.cut.order_and_cut(tensors)
         lists = *self.lists(tensors), order
         self.launch(tensors, (*operands, written, lse), tuple(parts), lists)
-        self.cut.merge(*parts, cut, written, lse, None, tensors.seqused_q, self.seqlen_q)
+        self.cut.merge(*parts, cut, written, lse, None, tensors.seqused_q, self.seqlen_q, None)
         return out if self.results.new_lse is None else (out, lse)

@@ -272,6 +272,7 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
             )
         },
         max_seqlen_q=Int32(1),
+        sink=fake_elements(config.sink_dtype, (heads,)) if config.sink else None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

@@ -272,7 +272,7 @@ def merged_by_torch(outs: torch.Tensor, lses: torch.Tensor) -> tuple:
     """The same merge in torch's own operations, in float32."""
     largest = lses.amax(0)
     largest = torch.where(largest == -math.inf, 0.0, largest)
-    weights = torch.exp(lses - largest)
+    weights = torch.exp(torch.where(lses == largest, 0.0, lses - largest))  # both may be +inf
     total = weights.sum(0)
     shares = torch.where(total == 0, 0.0, weights / total).movedim(-1, -2)[..., None]
     # The values of a part without keys are not read.

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from cute_fa4.calls.backward import weights_of_sinks
 from cute_fa4.distributed import backward
 from cute_fa4.distributed.backends import Queries
 from cute_fa4.distributed.groups import Ranks, agree
@@ -127,6 +128,7 @@ def _of_sink(sink, out, lse, dout, dlse) -> torch.Tensor:
     if dlse is not None:
         delta = delta - dlse
     # An lse of -inf: a sink of -inf, of a row that sees no key.
-    parts = torch.where(lse == -torch.inf, 0.0, torch.exp(sink.float()[:, None] - lse) * delta)
+    weights = weights_of_sinks(sink.float()[:, None], lse)
+    parts = torch.where(lse == -torch.inf, 0.0, weights * delta)
     parts = parts.sum(-1)
     return -(parts if parts.dim() == 1 else parts.sum(0)).to(sink.dtype)

@@ -30,8 +30,8 @@ def merge(
         L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
 
     A part without keys is not read. If no part has keys, out is 0 and lse -inf for either empty_lse. Without
-    empty_lse=math.inf, an lse of +inf makes its row NaN. Pass a sink to only one of the calls, so that it is
-    counted once. Parts are added in order, so the same parts give the same bits.
+    empty_lse=math.inf, a part whose lse is +inf, because of a sink, has all the weight. Pass a sink to only one of the
+    calls, so that it is counted once. Parts are added in order, so the same parts give the same bits.
 
     Runs one kernel (sm100/combine): CUDA tensors on the current stream, CPU tensors on the emulator. Raises the
     errors of flash_attn_func.

@@ -9,13 +9,14 @@
     torch.ops.cute_fa4.flash_attn_append_out
     torch.ops.cute_fa4.flash_attn_append_scales    the same where k_descale! and v_descale! are of tokens, and written
     torch.ops.cute_fa4.flash_attn_append_scales_out
-    torch.ops.cute_fa4.flash_mla                   (q, latent_cache, page_table, seqused_k, *, ...) -> (out, lse)
+    torch.ops.cute_fa4.flash_mla                   (q, latent_cache, page_table, seqused_k, *, ...) -> (out, lse
+                                                   of the keys, without a sink)
     torch.ops.cute_fa4.flash_mla_out
     torch.ops.cute_fa4.flash_attn_backward         (dout, q, k, v, out, lse, *, ...) -> (dq, dk, dv, dsink)
     torch.ops.cute_fa4.flash_attn_backward_out     (the same, dq, dk, dv, accumulate) -> dsink
     torch.ops.cute_fa4.flash_attn_backward_aux     (the same, wanted) -> gradients of aux_tensors[i] for i in wanted
     torch.ops.cute_fa4.block_tiles                 (lists of small blocks, *, ...) -> (lists of tiles, kinds of units)
-    torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
+    torch.ops.cute_fa4.merge                       (outs, lses, sink, *, dtype) -> (out, lse)
     torch.ops.cute_fa4.mqa_logits                  (q, k, k_scale, weights, starts, ends, *, clean) -> logits
     torch.ops.cute_fa4.paged_mqa_logits            (q, cache, weights, lengths, table, *, width, clean) -> logits
     torch.ops.cute_fa4.topk_indices                (logits, starts, ends, *, k) -> indices

@@ -115,12 +115,12 @@ def latent(given: dict):
     return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options, latent=True), given)
 
 
-def merged(outs: torch.Tensor, lses: torch.Tensor, dtype):
+def merged(outs: torch.Tensor, lses: torch.Tensor, dtype, sink=None):
     """The merge of stacked parts: a node where it is traced."""
     if is_traced(outs):
         refuse_untraceable("merge", {"outs": outs, "lses": lses})
-        return torch.ops.cute_fa4.merge(outs, lses, dtype=dtype)
-    return parts.merged(outs, lses, dtype)
+        return torch.ops.cute_fa4.merge(outs, lses, sink, dtype=dtype)
+    return parts.merged(outs, lses, dtype, sink)
 
 
 def _call(functional, mutating, call: dict, given: dict):

@@ -303,7 +303,7 @@ def cuts_of_merge(call: dict) -> dict:
         outs, lses = {"heads": 2}, {"heads": 1}
     else:
         outs, lses = {"batch": 1, "heads": 3}, {"batch": 1, "heads": 2}
-    cuts = {"outs": outs, "lses": lses}
+    cuts = {"outs": outs, "lses": lses, "sink": {"heads": 0}}
     for name, cut in (("-> out", outs), ("-> lse", lses)):
         cuts[name] = {role: dim - 1 for role, dim in cut.items()}
     return cuts

@@ -117,6 +117,10 @@ MODELS = {
         dict(head_dim=512, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent_pages",)),
         {},
     ),
+    "DeepSeek V4 lists": (
+        dict(head_dim=512, heads_q=64, heads_kv=1, page_sizes=(64,), calls=("latent_pages",), causal=False, sink="f32"),
+        dict(sink=True),
+    ),
 }  # fmt: skip
 
 # Name in MODELS and in test_hf_config.PUBLISHED -> what vLLM's adapter calls for it without a cache and over one, and
@@ -186,6 +190,14 @@ def a_call(draw, model: dict, options: dict) -> None:
             return
         given = splits(draw) | invariant | scales
         given |= {"q_quantize": options["q_quantize"]} if "q_quantize" in options else {}
+        if "sink" in options:  # lists of keys of one cache, or of two
+            given |= dict(
+                indices=numbers(len(q), queries, 64), attn_sink=numbers(heads, dtype=torch.float32)
+            )
+            if draw.random() < 0.5:
+                given |= dict(extra_k_cache=stored, extra_indices_in_kvcache=given["indices"])
+            flash_mla_with_kvcache(q, stored, None, None, **given)
+            return
         flash_mla_with_kvcache(q, stored, table[:64], used[:64], causal=True, **given)
         return
     common = {name: numbers(1, dtype=torch.float32) for name in

@@ -1,6 +1,6 @@
 """What an option must not do: neutral values of every option, in every family of kernels that can have it.
 
-    a sink of -inf                              is none
+    a sink of -inf                              is none; one of +inf, or far above the scores, takes all the weight
     a soft cap far above the scores             has no effect except for the error of tanh
     a score_mod that returns the score          is none; so is a bias of 0, and are slopes of 0
     a window, a chunk, a limit, a mask_mod      that cover everything are none
@@ -101,9 +101,10 @@ def masks_fit(name: str, mask: str = "all") -> bool:
     return name != "mhapair" or mask in ("nothing", "function", "limit")
 
 
-def assert_right(batch, out, lse, scores: str) -> None:
+def assert_right(batch, out, lse, scores: str, sink=None) -> None:
     capped = scores in ("soft cap", "all")
-    assert_agrees(batch, out, lse, score_error=capped * neutral.CAP_ERROR * SCORES_BELOW)
+    error = capped * neutral.CAP_ERROR * SCORES_BELOW
+    assert_agrees(batch, out, lse, score_error=error, sink=sink)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,6 +119,21 @@ def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
     rows = slice(CHOSEN[name].queries)
     first = (out[rows], lse[:, rows]) if own else (out[0], lse[0])
     assert torch.equal(paged[1][rows], first[0]) and torch.equal(paged[2][:, rows], first[1])
+
+
+FAR_ABOVE = (
+    SCORES_BELOW + 58.0
+)  # keys have e^-58 of the weight, which P in float16 and in 8 bits does not hold
+FAR_SINKS = torch.tensor([FAR_ABOVE, math.inf]), torch.tensor([3e38, math.inf])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sinks_far_above_the_scores_and_infinite_ones(name, families, monkeypatch):
+    """The kernels of the test before; a sequence has no keys. 3e38 is beyond the limit of scores."""
+    scales = "heads" if scales_fit(name) else "nothing"
+    for sink in FAR_SINKS:
+        given = dict(learnable_sink=sink, keys="pages", scales=scales)
+        assert_agrees(*called(name, families, monkeypatch, **given), sink=sink)
 
 
 @pytest.mark.parametrize("scale", [SMALLEST_SCALE, LARGEST_SCALE])
@@ -211,6 +227,10 @@ def test_all_options_together_agree_with_float64(name, splits, families, monkeyp
     )
     batch, out, lse = called(name, families, monkeypatch, **options)
     assert_right(batch, out, lse, options["scores"])
+    far = FAR_SINKS[splits == 0].bfloat16()  # of as many parts as there are, one counts it
+    options |= dict(sink="nothing", learnable_sink=far)
+    batch, out, lse = called(name, families, monkeypatch, **options)
+    assert_right(batch, out, lse, options["scores"], far)
 
 
 OPTIONS = {
@@ -295,7 +315,10 @@ def assert_latent(found, given, numbers, of_rows: bool) -> None:
 
 @pytest.mark.parametrize("name", turns.by_turns(LATENT))
 def test_latent_caches(name, families):
-    """One query sees all keys, causal or not; pages in any order have the same keys; a sink of -inf is none."""
+    """One query sees all keys, causal or not; pages in any order have the same keys; a sink of -inf is none.
+
+    Whatever a sink is, the log-sum-exp of the keys has the same bits, and out their share of the weight.
+    """
     given, numbers = latent_call(LATENT[name])
     plain = latent_called(name, families, **given)
     assert_latent(plain, given, numbers, LATENT[name].of_rows)
@@ -307,6 +330,21 @@ def test_latent_caches(name, families):
     shuffled |= neutral.of_sinks("f32", LATENT[name].heads)
     for found, expected in zip(latent_called(name, families, **shuffled), plain, strict=True):
         assert torch.equal(found, expected)
+    assert_share(name, families, given, plain)
+
+
+def assert_share(name, families, given, plain) -> None:
+    """The call with sinks of every size. plain: what it returns without them."""
+    heads = LATENT[name].heads
+    sink = torch.tensor([1.0, FAR_ABOVE, math.inf, 3e38]).repeat(heads // 4)
+    out, lse = latent_called(name, families, **given, attn_sink=sink)
+    assert torch.equal(lse, plain[1])
+    share = torch.sigmoid(lse.double() - sink[:, None]).transpose(1, 2)[..., None]
+    assert torch.allclose(out.double(), plain[0].double() * share, rtol=2.0**-7, atol=1e-38)
+    assert (out[0, :, :2] != 0).any() and (out[0, :, 2::4] == 0).all() and (out[1] == 0).all()
+    same, with_sink = latent_called(name, families, **given, learnable_sink=sink)
+    assert torch.equal(same, out)
+    assert torch.equal(with_sink, torch.logaddexp(lse, sink[:, None].expand_as(lse)))
 
 
 @pytest.mark.sweep
@@ -315,7 +353,9 @@ def test_latent_caches(name, families):
 def test_latent_caches_by_index_and_in_parts(name, splits, families):
     given, numbers = latent_call(LATENT[name])
     given["num_splits"] = splits
-    assert_latent(latent_called(name, families, **given), given, numbers, LATENT[name].of_rows)
+    plain = latent_called(name, families, **given)
+    assert_latent(plain, given, numbers, LATENT[name].of_rows)
+    assert_share(name, families, given, plain)
     listed = torch.full((2, 1, shape_calls.KEYS), -1, dtype=torch.int32)
     listed[0, 0] = torch.randperm(shape_calls.KEYS, generator=torch.Generator().manual_seed(1))
     given |= dict(block_table=None, cache_seqlens=None, indices=listed)

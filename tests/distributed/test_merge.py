@@ -11,6 +11,7 @@ import torch
 
 from cute_fa4.calls.split_keys.merge import merge_into
 from cute_fa4.distributed import merge
+from cute_fa4.distributed.backends import merged_by_torch
 from cute_fa4.reference import max_error
 from tests import pairwise
 
@@ -74,6 +75,15 @@ def test_parts_without_keys_may_have_either_infinity():
     assert torch.equal(in_graph(outs, other, empty_lse=math.inf)[0], expected[0])
     with pytest.raises(ValueError, match=r"empty_lse: 0\.0; accepted: -math.inf or math.inf"):
         merge(outs, lses, empty_lse=0.0)
+
+
+def test_a_part_of_an_infinite_sink_has_all_the_weight():
+    """Its out is 0, as attention returns it; by the kernel, and by torch's operations."""
+    outs, lses = parts_of(3)
+    outs[1, 0, 0], lses[1, 0, :, 0] = 0.0, math.inf
+    for out, lse in (merge(outs, lses), merged_by_torch(outs, lses)):
+        assert (out[0, 0] == 0).all() and (lse[0, :, 0] == math.inf).all()
+        assert out[0, 1:].isfinite().all() and (lse[0, :, 1:] < math.inf).all()
 
 
 def test_a_list_of_parts_is_their_stack():

@@ -96,14 +96,13 @@ def test_sinks_of_each_caller(call):
     assert torch.equal(lse.view(2, 2, 16), found[1].transpose(1, 2) * math.log2(math.e))
 
 
-def test_a_log_sum_exp_without_its_sink():
-    """Where no key is seen, the rounded lse on either side of the sink, and where the sink has no weight."""
-    one = torch.tensor(1.0)
-    below, above = (torch.nextafter(one, torch.tensor(end)).item() for end in (0.0, 2.0))
-    sink = torch.tensor([1.0, 1.0, 1.0, -torch.inf, -torch.inf])
-    lse = torch.tensor([1.0, below, above, 0.5, -torch.inf]).view(1, 5, 1)
-    expected = [-torch.inf, -torch.inf, -torch.inf, 0.5, -torch.inf]
-    assert mla.without_sink(lse, sink).flatten().tolist() == expected
+def test_a_log_sum_exp_with_a_sink():
+    """Where no key is seen, where the sink has no weight or all of it, and where both have half."""
+    inf = torch.inf
+    sink = torch.tensor([1.0, -inf, -inf, inf, inf, 2.0])
+    lse = torch.tensor([-inf, 0.5, -inf, 0.5, -inf, 2.0])
+    expected = torch.tensor([1.0, 0.5, -inf, inf, inf, 2 + math.log(2)])
+    torch.testing.assert_close(mla.with_sink(lse.view(1, 6, 1), sink).flatten(), expected)
 
 
 @pytest.mark.parametrize("dims", [3, 4])

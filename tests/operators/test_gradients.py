@@ -49,6 +49,7 @@ def test_autograd_gives_the_gradients_of_float64(name):
 KEYS = torch.arange(150)
 LIMIT = torch.tensor([90, 150], dtype=torch.int32)
 SINK = torch.tensor([0.5, -1.0, -torch.inf, 2.0])
+FAR_SINK = torch.tensor([70.0, torch.inf, 3e38, 0.5])  # weights of keys are e^-60 and 0
 
 
 def bent(score, batch, head, q_idx, kv_idx, aux):
@@ -94,10 +95,11 @@ def test_functions_of_scores_and_every_mask_have_gradients(name):
     assert is_right(found, *tensors, dout, **of_oracle)
 
 
+@pytest.mark.parametrize("sink", [SINK, FAR_SINK], ids=["among the scores", "far above them"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sinks_have_gradients(dtype):
+def test_sinks_have_gradients(dtype, sink):
     *tensors, dout = qkv(2, 150)
-    sink = SINK.clone().to(dtype).requires_grad_()
+    sink = sink.clone().to(dtype).requires_grad_()
     out, lse = flash_attn_func(*tensors, learnable_sink=sink, causal=True, return_lse=True)
     dlse = torch.randn(lse.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((out, lse), [*tensors, sink], (dout, dlse))

@@ -234,6 +234,7 @@ def attention(
     )
     if lost and w.shape[-1]:
         largest = torch.exp(with_sink.amax(-1) - torch.where(lse == -math.inf, 0.0, lse))
+        largest = torch.where(lse == math.inf, 1.0, largest)
         seen = (w > 0).double()
         small = lost * largest[..., None]
         allowed = allowed + small * (seen @ of_lost)
@@ -323,9 +324,9 @@ def assert_agrees(
             scales=scales and [None if s is None else s[b] for s in scales],
             **options,
         )
-        none = exact_lse == -math.inf
-        assert (got_lse[none] == -math.inf).all(), f"sequence {b}: LSE of rows without keys"
-        assert (o.transpose(0, 1)[none] == 0).all(), f"sequence {b}: out of rows without keys"
+        none = exact_lse.isinf()
+        assert (got_lse[none] == exact_lse[none]).all(), f"sequence {b}: LSE of rows without weight"
+        assert (o.transpose(0, 1)[none] == 0).all(), f"sequence {b}: out of rows without weight"
         error = (got_lse.double() - exact_lse)[~none].abs()
         of_lse = LSE_ERROR_OF_FP8 if batch.q[b].dtype in FP8 else LSE_ERROR
         of_lse += options.get("score_error", 0.0)

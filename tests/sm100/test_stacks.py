@@ -135,6 +135,8 @@ CASES = {
     "one query tile with the bits of two, gathered": ("mha2q", BF16 | D128 | ONE_QUERY_TILE | queries(3), False),
     "two query tiles of 192 columns, own parts": ("mha2q", BF16 | OF_192 | OWN_PARTS, False),
     "latent rows": ("mla_decode", latent(64, 64, rows=64), False),
+    "latent rows in pairs, sinks": ("mla_pair", latent(128, 64, sink=True), False),
+    "rows of 656 bytes, sinks": ("mla_widen", latent(32, 64, rows=32, sink=True) | STORED, False),
     "latent rows by index": ("mla_decode", latent(64, 1, rows=64), False),
     "latent rows in pairs": ("mla_pair", latent(128, 64), False),
     "latent rows in pairs, gathered": ("mla_pair", latent(128, 5), False),
@@ -169,6 +171,7 @@ SPILLS = {
     "rows of 656 bytes in pairs by index, shared keys": (24, "mla_widenpair", latent(128, 1) | STORED, True),
     "rows of 656 bytes in pairs, shared keys": (8, "mla_widenpair", latent(128, 64) | STORED, True),
     "latent rows of 16 heads": (8, "mla_decode", latent(16, 64, rows=64), False),
+    "latent rows, sinks": (8, "mla_decode", latent(64, 64, rows=64, sink=True), False),
     # Here correction spills.
     "one query tile, scales of tokens, functions": (8, "mha1q", OF_TOKENS | D128 | queries(16) | FUNCTIONS, False),
 }  # fmt: skip

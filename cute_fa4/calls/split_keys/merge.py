@@ -1,6 +1,6 @@
 """The exact merge of partial results: what calls over disjoint keys return becomes what one call over all would have.
 
-    L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
+    L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p        with a sink: O / (1 + e^(sink - L))
 
 by the kernel that merges split keys (sm100/combine). Parts are float32 or of the inputs' dtype, sums float32.
 """
@@ -11,6 +11,7 @@ import torch
 
 from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_no_gradient
+from cute_fa4.calls.options import SINK_DTYPES, check_sink
 from cute_fa4.calls.split_keys.split import MAX_PARTIAL_ROWS, MAX_SPLITS
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import PLAIN_FLOATS, names_of
@@ -22,17 +23,19 @@ _OUT = "(parts, batch, seqlen_q, heads, head_dim) or (parts, total_q, heads, hea
 _LSE = "(parts, batch, heads, seqlen_q) or (parts, heads, total_q)"
 
 
-def merged(outs, lses, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of stacked parts; dtype: of out, None: that of the parts."""
-    check_parts(outs, lses, dtype)
+def merged(
+    outs, lses, dtype: torch.dtype | None = None, sink=None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of stacked parts; dtype: of out, None: that of the parts; sink: (heads,), not in lse."""
+    check_parts(outs, lses, dtype, sink)
     dtype = outs.dtype if dtype is None else dtype
     out = torch.empty(outs.shape[1:], dtype=dtype, device=outs.device)
     lse = torch.empty(lses.shape[1:], dtype=torch.float32, device=outs.device)
-    merge_into(outs, lses, out, lse)
+    merge_into(outs, lses, out, lse, sink)
     return out, lse
 
 
-def merge_into(outs, lses, out, lse) -> None:
+def merge_into(outs, lses, out, lse, sink=None) -> None:
     """Write the merge of checked parts to out and lse, which may be the first part."""
     if out.numel() == 0:
         return
@@ -43,13 +46,15 @@ def merge_into(outs, lses, out, lse) -> None:
         DTYPES[out.dtype],
         outs.shape[-1],
         write_lse=True,
+        sink=sink is not None,
+        sink_dtype="f32" if sink is None else SINK_DTYPES[sink.dtype],
         partial_dtype=DTYPES[outs.dtype],
         dependent_launch=policy.dependent_launch() is None,
         arch=target.arch,
     )
     function = function_for(config, target)
     with launching_on(outs.device):
-        function(_rows(outs).flatten(0, 1), _dense_last(lses), None, out, lse, None, None, 0)
+        function(_rows(outs).flatten(0, 1), _dense_last(lses), None, out, lse, None, None, 0, sink)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +70,7 @@ def _dense_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] < 2 else tensor.contiguous()
 
 
-def check_parts(outs, lses, dtype) -> None:
+def check_parts(outs, lses, dtype, sink=None) -> None:
     """Refuse arguments that are not stacks of results, by name."""
     for name, tensor in (("outs", outs), ("lses", lses)):
         check_is_tensor(name, tensor)
@@ -99,3 +104,4 @@ def check_parts(outs, lses, dtype) -> None:
             f"outs: {outs.shape[:-1].numel()} rows of all parts and heads; accepted: at most {MAX_PARTIAL_ROWS}, "
             "because rows are 32-bit numbers; merge fewer rows at a time"
         )
+    check_sink(sink, outs)

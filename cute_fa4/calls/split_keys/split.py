@@ -1,4 +1,4 @@
-"""How the keys of a call are split, and the launch of two kernels where they are.
+"""How the keys of a call are split; plans.py launches the two kernels of a call whose keys are.
 
     num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph.
                                     Decode with lengths on the device: few blocks of few keys are split within clusters,
@@ -24,17 +24,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import isqrt, prod
 from operator import index
-from typing import cast
 
 import torch
 
 from cute_fa4 import masks
 from cute_fa4.calls.grid import ctas_of
-from cute_fa4.calls.plan import Plan
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split_keys import workspace
 from cute_fa4.compiler import policy
-from cute_fa4.operands import LENGTHS_OF_QUERIES, CallTensors, fields
 from cute_fa4.sm100.blueprint import choices, tuning
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 from cute_fa4.sm100.choose.launches import (
@@ -58,7 +55,6 @@ RUN_TILES = 16  # key tiles of a CTA that takes several parts, at most
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
-_of_queries = fields(LENGTHS_OF_QUERIES)
 
 
 @dataclass(frozen=True)
@@ -396,55 +392,3 @@ def num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return EMULATED_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-class SplitPlan(Plan):
-    """Attention into a workspace, and the kernel that merges it into out: two launches on one stream.
-
-    combine  None: there is one part, which is the float32 result
-    """
-
-    __slots__ = ("combine", "split")
-
-    def __init__(self, function, combine, split: Split | Shared, *of_the_plan):
-        """of_the_plan: the arguments of Plan after the function."""
-        super().__init__(function, *of_the_plan)
-        self.combine, self.split = combine, split
-
-    @property
-    def functions(self) -> tuple:
-        return (*super().functions, self.combine)
-
-    def __call__(self, tensors: CallTensors):
-        if self.combine is not None:  # before anything is written: the workspace may be too small
-            partial_o, partial_lse, parts, told = self.split.workspace(tensors.q, tensors.v)
-        if self.append is not None:
-            self.append(tensors)
-        out, lse = self.results.allocated(tensors.q, tensors.out)
-        q, k, v, written = self.viewed(tensors, out)
-        if self.combine is None:
-            partial_o, partial_lse, told = written, lse[None], cast(Split, self.split).told
-        self.launch(tensors, (q, k, v, partial_o, partial_lse), told)
-        if self.combine is not None:
-            lengths = _of_queries(tensors)
-            self.combine(partial_o, partial_lse, parts, written, lse, *lengths, self.seqlen_q)
-        return out if lse is None else (out, lse)
-
-
-class OwnPartsPlan(Plan):
-    """Attention whose CTAs merge the parts of their rows: one launch, with memory for what they keep."""
-
-    __slots__ = ("split",)
-
-    def __init__(self, function, split: OwnParts, *of_the_plan):
-        """of_the_plan: the arguments of Plan after the function."""
-        super().__init__(function, *of_the_plan)
-        self.split = split
-
-    def __call__(self, tensors: CallTensors):
-        told = self.split.told(tensors.q)  # before anything is written, as in SplitPlan
-        if self.append is not None:
-            self.append(tensors)
-        out, lse = self.results.allocated(tensors.q, tensors.out)
-        self.launch(tensors, (*self.viewed(tensors, out), lse), told)
-        return out if lse is None else (out, lse)

@@ -18,7 +18,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...layouts.scalars import choose
 from ..steps.row_math import LOG2_E
 from . import subtracted
 from .config import ROWS, STATS
@@ -103,5 +102,5 @@ def run(
                 line[ROWS + row] = total - less
                 if cutlass.const_expr(cfg.numbers_of_tile > STATS):
                     parts = cute.domain_offset((STATS,), line)
-                    far = choose(power == Float32.inf, Float32(subtracted.FAR), -power / scale_log2)
+                    far = cute.arch.fmax(-power / scale_log2, Float32(subtracted.FAR), nan=True)
                     subtracted.store(parts, row, far, less - total)

@@ -141,7 +141,7 @@ def split_configs(
     """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it.
 
     Pairs of CTAs do not split keys: with too few blocks for the chip, there is nothing to pair. Parts are
-    merged by their log-sum-exp, of weights before they are rounded.
+    merged by their log-sum-exp, of weights before they are rounded. Sinks of a latent cache come after the merge.
 
     shared: every CTA takes as many keys as any other, not every part of a sequence.
     dependent_launch: of both kernels; None: as the schedule has it for split keys, where the call left that open
@@ -149,6 +149,10 @@ def split_configs(
     dependent_launch = _launch_of(config, dependent_launch)
     if isinstance(config.schedule, PAIRED):
         config = config.with_(schedule=config.schedule.alone)
+    sink: dict = {}
+    if config.sink and config.latent:
+        sink = {"sink": True, "sink_dtype": config.sink_dtype}
+        config = config.with_(sink=False, sink_dtype="f32")
     partial = config.with_(
         split_keys=True,
         share_keys=shared,
@@ -163,6 +167,7 @@ def split_configs(
         seqused_q=config.seqused_q,
         shared=shared,
         write_lse=bool(write_lse),
+        **sink,
         dependent_launch=partial.schedule.dependent_launch,
         arch=config.arch,
     )

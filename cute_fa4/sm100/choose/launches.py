@@ -146,7 +146,7 @@ def launches(
         return Launches(config if parts == 1 else config.with_(cluster_parts=parts))
     partial, combine = split_configs(config, write_lse, cut.shared, dependent_launch)
     if not cut.merges:
-        return Launches(partial)
+        return Launches(partial.with_(sink=config.sink, sink_dtype=config.sink_dtype))
     return Launches(partial, replace(combine, o_dtype="f32") if in_float32 else combine)
 
 

@@ -19,6 +19,8 @@ class CombineConfig:
     cut         rows are those of work tiles whose lists of key blocks are cut (work/list_parts.py)
     shared      parts are in slots; a tensor lists the slots of each block of queries (work/stream_k.py)
     write_lse   also write the log-sum-exp over all keys, f32, natural logarithm
+    sink        a logit for each head takes weight from the keys of all parts; the log-sum-exp does not include it
+    sink_dtype  of these logits: "f32", "bf16" or "fp16"
     partial_dtype  "bf16", "fp16" or "f32", of partial results; sums are float32
     dependent_launch  the CTAs may start while the grid before them in the stream ends, and wait for it (programmatic
                    dependent launch)
@@ -32,6 +34,8 @@ class CombineConfig:
     shared: bool = False
     cut: bool = False
     write_lse: bool = False
+    sink: bool = False
+    sink_dtype: str = "f32"
     partial_dtype: str = "f32"
     dependent_launch: bool = True
     arch: str = "sm_100a"
@@ -57,6 +61,7 @@ class CombineConfig:
             + ["shared"] * self.shared
             + ["cut"] * self.cut
             + ["lse"] * self.write_lse
+            + [f"sink_{self.sink_dtype}"] * self.sink
         )
         flags += [f"of_{self.partial_dtype}"] * (self.partial_dtype != "f32")
         flags += ["in_order"] * (not self.dependent_launch)

@@ -5,7 +5,8 @@ With O_p and L_p the result and log-sum-exp of part p, over disjoint keys:
     L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
 
 A part that saw no key has L_p = -inf and weight 0: its O_p is ignored, so uninitialized workspace never reaches the
-result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys propagates.
+result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys propagates. A sink of the rows of a
+latent cache takes weight from all keys at the end (steps/sinks.py): O / (1 + e^(sink - L)), and L stays.
 The sum runs over the parts in order with a running maximum (steps/part_sums.py), so the same parts give the same bits,
 also in a CTA that merges its own parts (two_tiles/own_parts/). parts.py says which parts a row has.
 
@@ -40,6 +41,7 @@ from .parts import (
     CutList,
     Division,
     Partial,
+    Result,
     Row,
     RowParts,
     division,
@@ -91,6 +93,7 @@ class CombineKernel:
         cu_seqlens_q: cute.Tensor | None,
         seqused_q: cute.Tensor | None,
         max_seqlen_q: Int32,
+        sink: cute.Tensor | None,
         stream,
     ):
         """Launch.
@@ -106,6 +109,7 @@ class CombineKernel:
         lse            (batch, heads, seqlen_q), packed: (heads, total_q); f32
         cu_seqlens_q   packed: (batch + 1,) int32; seqused_q: (batch,) int32
         max_seqlen_q   of packed queries: at least the longest sequence
+        sink           (heads,), natural units
 
         batch * seqlen_q * heads is at most 2^31 - 1; the caller sees to it.
         """
@@ -125,7 +129,8 @@ class CombineKernel:
         if cutlass.const_expr(cfg.cut):
             _, rows = rows_of_lists(partial)
         by = division(partial, Int32(batch), seqlen_q, out.shape[-2])
-        self.kernel(partial, out, lse, lengths, Int32(batch), Int32(seqlen_q), by).launch(
+        to = Result(out, lse, sink)
+        self.kernel(partial, to, lengths, Int32(batch), Int32(seqlen_q), by).launch(
             grid=[(rows + (of_cta - 1)) // of_cta, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
@@ -136,8 +141,7 @@ class CombineKernel:
     def kernel(
         self,
         partial: Partial,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
+        to: Result,
         lengths: Lengths,
         num_sequences: Int32,
         seqlen_q: Int32,
@@ -154,20 +158,19 @@ class CombineKernel:
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(self.cfg.cut):
-            self.merge_cut(partial, by, out, lse, lengths, number)
+            self.merge_cut(partial, by, to, lengths, number)
         elif sequence < num_sequences:
             first_row, length = queries(lengths, sequence, seqlen_q)
             if q_index < length:
                 row = Row(sequence, q_index, first_row + q_index, head)
-                self.merge_row(partial, by, out, lse, row)
+                self.merge_row(partial, by, to, row)
 
     @cute.jit
     def merge_cut(
         self,
         partial: Partial,
         by: Division,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
+        to: Result,
         lengths: Lengths,
         number: Int32,
     ):
@@ -175,10 +178,10 @@ class CombineKernel:
         rows, step = rows_of_lists(partial)
         found = CutList.of(partial, by, number)
         while (number < rows) & (found.parts > 0):
-            _, length = queries(lengths, found.sequence, Int32(out.shape[1]))
+            _, length = queries(lengths, found.sequence, Int32(to.out.shape[1]))
             if found.q_index < length:
                 row = Row(found.sequence, found.q_index, found.q_index, found.head)
-                self.merge_row(partial, by, out, lse, row, found)
+                self.merge_row(partial, by, to, row, found)
             number = number + step
             found = CutList.of(partial, by, number)
 
@@ -187,38 +190,43 @@ class CombineKernel:
         self,
         partial: Partial,
         by: Division,
-        out: cute.Tensor,
-        lse: cute.Tensor | None,
+        to: Result,
         row: Row,
         of_list: CutList | None = None,
     ):
         cfg = self.cfg
         lane = cute.arch.lane_idx()
         if cutlass.const_expr(of_list is None):
-            found = parts_of_row(cfg, partial, by, out, row)
+            found = parts_of_row(cfg, partial, by, to.out, row)
         else:
             found = of_list.of_row(partial)
         own = lse_of(found, found.begin + lane)
         held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)
         self.fetch(found, found.begin, held)
         sums, state = self.summed(found, held, own)
-        inverse = part_sums.inverse(state)
+        inverse = part_sums.inverse(state, self.of_sink(to, row, state))
         sums = row_math.multiplied([sums[e] for e in range(ELEMENTS)], inverse)
         if self.place(lane) < cfg.depth // ELEMENTS:
-            piece = self.piece(out[o_place(cfg, row)], self.place(lane))
+            piece = self.piece(to.out[o_place(cfg, row)], self.place(lane))
             if cutlass.const_expr(is_quantized(cfg.o_dtype)):  # four in a word
                 words = cute.make_tensor(cute.recast_ptr(piece.iterator, dtype=Int32), 1)
                 words[0] = row_math.pack([sums[i] for i in range(ELEMENTS)], cfg.o_dtype)[0]
             else:
-                rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
+                rounded = cute.make_rmem_tensor(ELEMENTS, to.out.element_type)
                 for i in cutlass.range_constexpr(ELEMENTS):
-                    rounded[i] = sums[i].to(out.element_type)
+                    rounded[i] = sums[i].to(to.out.element_type)
                 cute.autovec_copy(rounded, piece)
         if cutlass.const_expr(cfg.write_lse):
             whole = part_sums.log_sum_exp(state)
             self.all_have_read()
             if self.place(lane) == 0:
-                lse[lse_place(cfg, row)] = whole
+                to.lse[lse_place(cfg, row)] = whole
+
+    def of_sink(self, to: Result, row: Row, state: PartSums):
+        """The weight of the row's sink, in the units of the sum of weights; None: there is no sink."""
+        if not self.cfg.sink:
+            return None
+        return part_sums.weight(to.sink[row.head].to(Float32), state.largest)
 
     def place(self, lane):
         """Which four columns of the row a lane has."""

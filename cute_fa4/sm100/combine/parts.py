@@ -25,6 +25,15 @@ class Partial:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What is written, and the sinks of its heads, as CombineKernel.__call__ takes them."""
+
+    out: cute.Tensor
+    lse: cute.Tensor | None
+    sink: cute.Tensor | None
+
+
+@dataclass(frozen=True)
 class Division:
     """Divisors that split row and head numbers into indices, created on the host (work/tile_order.py).
 

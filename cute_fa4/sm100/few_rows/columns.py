@@ -17,7 +17,7 @@ from cutlass import Float32, Int32, select_
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from ..steps import row_math
+from ..steps import row_math, sinks
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from .token_scales import KeyScales
 
@@ -69,7 +69,7 @@ class RowStates:
     maxima   running maxima of this lane's rows, raw scores: lane, lane + 32
     sums     of P in each row, over the keys of this thread
     of_keys  where keys have scales: token_scales.KeyScales
-    largest  scores of this lane's rows so far, without sinks, where cfg.write_max
+    largest  scores of this lane's rows so far, where cfg.write_max
     """
 
     maxima: tuple
@@ -142,12 +142,12 @@ class Update:
 def update(cfg: cutlass.Constexpr, old, tile_max, scale_log2) -> Update:
     """As row_math.update_maximum; a row that has seen no key gets the factor 1: it has nothing to rescale.
 
-    With sinks, the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 removes it.
+    Where rows begin with sinks, the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 removes it.
     """
     new, safe, factor = row_math.update_maximum(
         old, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
-    if cutlass.const_expr(not cfg.sink):
+    if cutlass.const_expr(not sinks.begin_rows(cfg)):
         if old == -Float32.inf:
             factor = Float32(1.0)
     return Update(new, row_math.exponent_bias(cfg, safe, scale_log2), factor)

@@ -16,8 +16,8 @@ Scales of 8-bit operands are constants of the work tile, except scales per query
 scores of its row as they are read (work/scales.py).
 
 Each of the 128 threads keeps its part of a row's sum, so only the maxima are exchanged for each tile. Unmasked and
-masked tiles are separate loops over the same step. A sink is a key with the sink as its score and no value: the row
-starts with it as its maximum, and with 1 in the first thread's part of the sum.
+masked tiles are separate loops over the same step. A row that begins with a sink (steps/sinks.py) has its weight in the
+first thread's part of the sum.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from cutlass import Float32, Int32, select_
 
 from ..blueprint.chip import align_up
 from ..instructions import exp2, tensor_memory
-from ..steps import row_math
+from ..steps import row_math, sinks
 from ..steps.scores import log2_scale, whole_tiles
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.kernel_args import Events, KernelArgs, Smem
@@ -109,22 +109,26 @@ def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> Row
     nothing, zero = Float32(-Float32.inf), Float32(0.0)
     unseen = (nothing,) * cfg.tiles.rows_per_lane
     largest = unseen if cfg.write_max else None
-    if not cfg.sink:
+    if not sinks.begin_rows(cfg):
         return RowStates(unseen, (zero,) * cfg.tiles.rows, largest=largest)
     mine = place.thread == 0
     counts = counts_sink(cfg, work)
     maxima = []
     for i in range(cfg.tiles.rows_per_lane):
         head = rows.head_of(cfg, work, own_row(cfg, work, place, i))
-        sink = args.sink[head].to(Float32)
-        if cfg.score_mod is not None:
-            scaled = sink
-        else:
-            scaled = sink / scales.times(args.scale, factor)
+        scaled = sinks.first_maximum(cfg, args, head, factor)
         maxima.append(scaled if counts is None else select_(counts, scaled, nothing))
     weight = Float32(2.0**cfg.p_lift_log2)
     one = select_(mine if counts is None else mine & counts, weight, zero)
     return RowStates(tuple(maxima), (one,) * cfg.tiles.rows, largest=largest)
+
+
+def own_sinks(cfg, args: KernelArgs, work: Work, place: Place) -> list:
+    """Those that the rows of this lane end with."""
+    if not sinks.end_rows(cfg):
+        return [None] * cfg.tiles.rows_per_lane
+    kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
+    return [sinks.of_head(args, rows.head_of(cfg, work, row)) for row in kept]
 
 
 def write_p(cfg, smem: Smem, key, words: list):
@@ -297,10 +301,13 @@ def finish(
     scale_log2 = log2_scale(cfg, args, scales.of_scores(cfg, args, work))
     number = tiles + before.work_tiles
     row_sums = total_over_keys(cfg, smem, place, states, number, scale_log2)
+    last_sinks = own_sinks(cfg, args, work, place)  # while the last product with P runs
     inverses, factor = [], scales.of_output(cfg, args, work)
     factor = scales.times(factor, token_scales.unit_of(states))
     for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
-        inverses.append(scales.times(row_math.inverse(row_sums[i]), factor))
+        of_keys = states.maxima[i], row_sums[i]
+        divisor = sinks.ended(cfg, last_sinks[i], *of_keys, scale_log2)
+        inverses.append(scales.times(row_math.inverse(divisor), factor))
     publish(smem, place, FACTOR, inverses)
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)

@@ -18,7 +18,7 @@ from cutlass._mlir.dialects import llvm
 from cute_fa4.dtypes import DTYPES, is_quantized
 
 from ..instructions import tensor_memory
-from ..steps import row_math
+from ..steps import row_math, sinks
 from ..steps.scores import log2_scale, scaled_largest
 from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows, scales
@@ -125,7 +125,9 @@ def log_sum_exp(
         if row_sum != 0.0:
             total_log2 = row_math.log2_of_sum(row_sum, cfg.p_lift_log2)
             factor = scales.of_scores(cfg, args, work)
-            lse = (row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+            reach = row_max * log2_scale(cfg, args, factor)
+            lse = (reach + total_log2) * math.log(2)
+            lse = sinks.in_lse(cfg, args, work, rows.head_of(cfg, work, place), lse, reach)
         args.lse[results.lse_place(cfg, args, work, place)] = lse
 
 

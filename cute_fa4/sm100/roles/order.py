@@ -112,7 +112,7 @@ class Share:
         """Whether softmax writes the log-sum-exp: True, False, or a Boolean of the kernel."""
         return True
 
-    def leave_lse(self, cfg, args, thread, state, factor):
+    def leave_lse(self, cfg, args, work, row, state):
         """Before hand_over: where correction needs the log-sum-exp of a row, leave it there."""
 
     def hand_over(self, cfg, smem, work, thread, state):

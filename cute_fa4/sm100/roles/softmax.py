@@ -162,7 +162,7 @@ def run(
             # Correction has read the last factor, or the sum of the previous work tile.
             at, phase = order.buffer_and_parity(i, tiles - 1)
             events.p_ready.wait(at, phase)
-            order.leave_lse(cfg, args, thread, state, row.factor)
+            order.leave_lse(cfg, args, work, row, state)
             order.hand_over(cfg, smem, work, order.factor_word(cfg, thread, at), state)
             events.row_scale.arrive(at)
         writes = order.writes_lse(cfg, work)

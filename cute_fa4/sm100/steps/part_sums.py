@@ -37,8 +37,8 @@ class PartSums:
 
 
 def weight(lse, largest):
-    """e^(lse - largest); 0 for a part without keys, also where no part has any."""
-    difference = (lse - largest) * LOG2_E
+    """e^(lse - largest); 0 for a part without keys, also where no part has any; 1 if both are +inf, of a sink."""
+    difference = cutlass.select_(lse == largest, Float32(0.0), (lse - largest) * LOG2_E)
     return cutlass.select_(
         lse == -Float32.inf, Float32(0.0), cute.math.exp2(difference, fastmath=True)
     )
@@ -61,11 +61,14 @@ def counted(values: list, of_part) -> list:
 
 
 @cute.jit
-def inverse(state: PartSums) -> Float32:
-    """1 / T; 0 where no part saw a key."""
+def inverse(state: PartSums, of_sink=None) -> Float32:
+    """1 / T, with the weight of a sink in T; 0 where no part saw a key."""
     out = Float32(0.0)
     if state.total != 0.0:  # also true for NaN
-        out = cute.arch.rcp_approx(state.total)
+        total = state.total
+        if cutlass.const_expr(of_sink is not None):
+            total = total + of_sink
+        out = cute.arch.rcp_approx(total)
     return out
 
 

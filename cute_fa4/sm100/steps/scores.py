@@ -15,7 +15,7 @@ from ..instructions import exp2, tensor_memory, threads
 from ..sync.kernel_args import KernelArgs
 from ..work import kv_range, list_parts, results, rows, runs, scales
 from ..work.tile import Work
-from . import half_powers, lost_weights, row_math, seen, visibility
+from . import half_powers, lost_weights, row_math, seen, sinks, visibility
 from .row_math import LOG2_E, RowState
 from .warpgroup import Exponential, PlaceOfP, RowContext, Warpgroup
 
@@ -164,10 +164,9 @@ def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -
 
     mine: whether this warpgroup, among those that share the row, counts the sink; True or a Boolean of the kernel
     """
-    if not cfg.sink:
+    if not sinks.begin_rows(cfg):
         return RowState.empty()
-    sink = args.sink[row.head].to(Float32)
-    in_scores = sink if cfg.score_mod is not None else sink / scales.times(args.scale, row.factor)
+    in_scores = sinks.first_maximum(cfg, args, row.head, row.factor)
     weight = Float32(2.0**cfg.p_lift_log2)
     if cfg.in_parts or mine is not True:  # once over all parts and all warpgroups of a row
         empty = RowState.empty()
@@ -264,7 +263,7 @@ def write_lse(
     if cutlass.const_expr(mine is not True):
         writes = writes & mine
     if writes:
-        lse = row_lse(cfg, args, state, factor)
+        lse = row_lse(cfg, args, work, rows.head_of(cfg, work, place), state, factor)
         if cutlass.const_expr(cfg.in_runs):
             first, end = runs.parts_of(work.tile.part)
             for part in cutlass.range(first, end, unroll=1):
@@ -283,11 +282,18 @@ def write_lse(
 
 @cute.jit
 def row_lse(
-    cfg: cutlass.Constexpr, args: KernelArgs, state: RowState, factor: Float32 | None
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    head,
+    state: RowState,
+    factor: Float32 | None,
 ) -> Float32:
-    """The log-sum-exp of a row, as write_lse has it."""
+    """The log-sum-exp of a row of this head, as write_lse has it."""
     lse = -Float32.inf
     if state.row_sum != 0.0:
         total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
-        lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+        reach = state.row_max * log2_scale(cfg, args, factor)
+        lse = (reach + total_log2) * math.log(2)
+        lse = sinks.in_lse(cfg, args, work, head, lse, reach)
     return lse

@@ -6,9 +6,9 @@ lib.py, ref.py and quant.py:
     every tensor is a slice of a larger one        rows that no list has are NaN
     576 columns: rows of 656 bytes, a row of room after each page
     512 columns: rows of 584 bytes, pages padded to a multiple of 576; a second cache with lists of its own
-    indices: as many valid ones as there are, then numbers that are no row; lengths of lists; sinks of minus infinity
+    indices: as many valid ones as there are, then numbers that are no row; lengths of lists; sinks of either infinity
 
-Left out: sinks of plus infinity, under which our out is NaN. A row without keys has lse -inf here, there +inf.
+A row without keys has lse -inf here, there +inf.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def lists_of(count: int, width: int, rows: int, fillers: tuple, generator) -> to
 
 def sinks_of(heads: int, generator) -> torch.Tensor:
     sink = torch.randn(heads, generator=generator)
-    sink[torch.randn(heads, generator=generator) < -0.5] = -math.inf
+    infinite = torch.randn(heads, generator=generator)
+    sink[infinite < -0.5], sink[infinite > 0.5] = -math.inf, math.inf
     return sink
 
 

@@ -18,7 +18,9 @@ SCHEDULES = ("in_order", "hostile")
 
 
 def sinks(heads: int) -> torch.Tensor:
-    return torch.linspace(-30.0, 12.0, heads)
+    found = torch.linspace(-30.0, 12.0, heads)
+    found[-4:-1] = torch.tensor([torch.inf, -torch.inf, 80.0])
+    return found
 
 
 @pytest.mark.parametrize("family", HEADS)
@@ -40,9 +42,14 @@ def test_rows_of_656_bytes(family):
 
 @pytest.mark.parametrize("heads", [pytest.param(12, marks=pytest.mark.sweep), 80])
 def test_parts_of_the_keys_count_a_sink_once(heads):
+    """Which the merge of the parts does: what they are of the keys alone has no sink."""
     batch, sink = draw(1, [400, 5], heads=heads), sinks(heads).bfloat16()
-    out, lse = run(stored(batch, 64), mode="hostile", num_splits=None, learnable_sink=sink)
+    call = stored(batch, 64)
+    out, lse = run(call, mode="hostile", num_splits=None, learnable_sink=sink)
     agree(batch, out, lse, False, sink=sink)
+    same, of_keys = run(call, num_splits=None, attn_sink=sink)
+    _, expected = run(call, num_splits=None)
+    assert torch.equal(same, out) and torch.equal(of_keys, expected)
 
 
 def test_refusals_name_the_sink():

@@ -29,9 +29,9 @@ from ...few_rows.columns import NAMED_BARRIER, SoftmaxWarps
 from ...few_rows.softmax import Before
 from ...few_rows.visibility import is_picked
 from ...instructions import tensor_memory
-from ...steps import row_math, visibility
+from ...steps import row_math, sinks, visibility
 from ...steps.row_math import RowState
-from ...steps.scores import RowContext, first_state, log2_scale, row_context, whole_tiles
+from ...steps.scores import RowContext, log2_scale, row_context, whole_tiles
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...work import scales
@@ -72,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True)
 class PairState(RowState):
-    """largest: score of the row so far, without a sink, where cfg.write_max."""
+    """largest: score of the row so far, where cfg.write_max."""
 
     largest: Float32 | None = None
 
@@ -202,14 +202,11 @@ def step(
     return PairState(row_max, state.row_sum * factor + total, largest)
 
 
-def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> PairState:
-    """Initial state of a row. A sink sets the maximum of all its threads, and counts in the sum of only one."""
-    state = first_state(cfg, args, work, row)
+def begin(cfg) -> PairState:
+    """Initial state of a row."""
+    state = RowState.empty()
     largest = Float32(-Float32.inf) if cfg.write_max else None
-    if not cfg.sink:
-        return PairState(state.row_max, state.row_sum, largest)
-    counts = place.thread < cfg.tiles.q_box_rows
-    return PairState(state.row_max, select_(counts, state.row_sum, Float32(0.0)), largest)
+    return PairState(state.row_max, state.row_sum, largest)
 
 
 @cute.jit
@@ -224,7 +221,7 @@ def key_tiles(
     row = row_context(cfg, args, work, 0, place.row_of_tile)
     whole = whole_tiles(cfg, args, work, 0)
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
-    state = begin(cfg, args, work, row, place)
+    state = begin(cfg)
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
             state = step(cfg, warps, work, row, before, n, state, masked=True)
@@ -253,6 +250,7 @@ def run(
     while work.tiles.count != NO_MORE:
         row, state = key_tiles(cfg, warps, work, before)
         tiles = before.tiles + work.tiles.count
+        sink = sinks.of_head(args, row.head) if sinks.end_rows(cfg) else None
         a, b, c, d = exchange(cfg, smem, place, tiles + before.work_tiles, state.row_sum)
         scale_log2 = log2_scale(cfg, args, row.factor)
         total = row_math.closed(cfg, state.row_max, (a + b) + (c + d), scale_log2)
@@ -260,7 +258,8 @@ def run(
             events.pv_done.wait(0, (tiles - 1) & 1)
             tensor_memory.fence_after()
         state = replace(state, row_sum=total)
-        factor = scales.times(row_math.inverse(total), scales.of_output(cfg, args, work))
+        divisor = sinks.ended(cfg, sink, state.row_max, total, scale_log2)
+        factor = scales.times(row_math.inverse(divisor), scales.of_output(cfg, args, work))
         store.output(cfg, args, work, place, tmem + column_of_o(cfg, place), factor)
         if cutlass.const_expr(cfg.write_lse):
             store.log_sum_exp(cfg, args, work, place, state, row.factor)

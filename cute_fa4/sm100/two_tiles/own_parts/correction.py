@@ -259,7 +259,8 @@ def write_empty(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work
         for i in cutlass.range_constexpr(cfg.tiles.num_q):
             context = row_context(cfg, args, work, i, row)
             state = first_state(cfg, args, work, context)
-            write_lse(cfg, args, work, i, row, row_lse(cfg, args, state, context.factor))
+            lse = row_lse(cfg, args, work, context.head, state, context.factor)
+            write_lse(cfg, args, work, i, row, lse)
     store.zeros(cfg, args, smem, work, row)
 
 

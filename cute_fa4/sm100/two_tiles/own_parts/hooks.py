@@ -23,8 +23,9 @@ class OwnParts(Order):
     def writes_lse(self, cfg, work):
         return False
 
-    def leave_lse(self, cfg, args, thread, state, factor):
-        args.splits.lse[correction.cta(), thread] = row_lse(cfg, args, state, factor)
+    def leave_lse(self, cfg, args, work, row, state):
+        lse = row_lse(cfg, args, work, row.head, state, row.factor)
+        args.splits.lse[correction.cta(), row.thread] = lse
 
 
 class OverS(OwnParts, POverSCode):

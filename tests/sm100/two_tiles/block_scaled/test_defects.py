@@ -2,7 +2,7 @@
 
 The subject: 140 queries of two heads on 700 keys, six key tiles, more than the ring of scales has entries, and a second
 sequence of 20 queries on 129 keys, whose work tiles the first CTA takes as well; scales differ from block to
-block.
+block. Rows of 128 numbers have one word of scales; those of 192, with 128 columns of v, and of 256 with 256 have two.
 """
 
 from dataclasses import replace
@@ -29,9 +29,19 @@ from tests.serving.test_mxfp8 import called, draw, meant
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
 
-def is_right(mode: str = "hostile", seed: int = 1) -> bool:
+ONE_WORD, TWO_WORDS, TWO_HALVES = (
+    (128, 128),
+    (192, 128),
+    (256, 256),
+)  # head dims of q and k, and of v
+
+
+def is_right(depths=ONE_WORD, mode: str = "hostile", seed: int = 1) -> bool:
     repeat.clear()
-    batch = Batch.draw([140, 20], [700, 129], heads=(2, 2), depth=128, dtype=torch.float8_e4m3fn)
+    depth, depth_v = depths
+    batch = Batch.draw(
+        [140, 20], [700, 129], heads=(2, 2), depth=depth, depth_v=depth_v, dtype=torch.float8_e4m3fn
+    )
     given = draw(batch)
     try:
         out, lse = called(batch, given, "packed", mode=mode, seed=seed, claims=100)
@@ -50,9 +60,9 @@ def of_other_key(made):
 
 
 def of_other_head(made):
-    def of_key(cfg, args, work, *which):
+    def of_key(cfg, args, work, *key):
         tile = replace(work.tile, kv_head=1 - work.tile.kv_head)
-        return made(cfg, args, replace(work, tile=tile), *which)
+        return made(cfg, args, replace(work, tile=tile), *key)
 
     return of_key
 
@@ -62,6 +72,11 @@ def of_other_row(made):
         return made(cfg, args, work, replace(place, q_index=place.q_index ^ 1), word)
 
     return of_row
+
+
+def of_other_word(made):
+    """The second word of a row's scales is its first. made: of_key or of_row."""
+    return lambda cfg, args, work, place, word, *exists: made(cfg, args, work, place, 0, *exists)
 
 
 def scales_of(number):
@@ -93,7 +108,7 @@ def only(which):
 
 def from_place(other):
     return lambda made: (
-        lambda cfg, smem, slot, which, word=0: made(cfg, smem, slot, other(which), word)
+        lambda cfg, smem, slot, which, *word: made(cfg, smem, slot, other(which), *word)
     )
 
 
@@ -194,14 +209,50 @@ def test_without_a_mistake_lists_are_right(monkeypatch):
     assert with_lists(monkeypatch)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
+# Mistakes with the second word, which rows of more than 128 numbers have.
+OF_WORDS = {
+    "the scales of a key's first word for its second": [(numbers, "of_key", of_other_word)],
+    "those of a query's": [(numbers, "of_row", of_other_word)],
+    "the second word is not copied": [(products, "words_of", lambda made: lambda depth: 1)],
+    "it is copied from the first": [
+        (products, "address_of", lambda made: lambda cfg, smem, slot, which, word: made(cfg, smem, slot, which)),
+    ],
+    "it is stored over the first": [
+        (scales, "address_of", lambda made: lambda cfg, smem, slot, which, word: made(cfg, smem, slot, which)),
+    ],
+    "products of the second word have the scales of the first": [
+        (instructions, "COLUMNS", lambda made: 0),
+    ],
+    "products of the second word do not add": [
+        (
+            instructions, "_of_word",
+            lambda made: lambda operands, steps, computes, columns, accumulate: made(
+                operands, steps, computes, columns, False if accumulate is True else accumulate
+            ),
+        ),
+    ],
+    "Q0 has the space of one word": [
+        (products, "bytes_of", lambda made: lambda cfg: made(cfg) // 2),
+    ],
+}  # fmt: skip
+TWO = {
+    f"{name} ({depth})": (depths, changes)
+    for depth, depths in (("192", TWO_WORDS), ("256", TWO_HALVES))
+    for name, changes in OF_WORDS.items()
+}
+PLANTED = {name: (ONE_WORD, changes) for name, changes in DEFECTS.items()} | TWO
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(PLANTED, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
-    for module, attribute, change in DEFECTS[name]:
+    depths, changes = PLANTED[name]
+    for module, attribute, change in changes:
         monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))
-    assert not is_right(), "nothing noticed"
+    assert not is_right(depths), "nothing noticed"
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("depths", [ONE_WORD, TWO_WORDS, TWO_HALVES])
 @pytest.mark.parametrize("mode, seed", [("in_order", 0), ("hostile", 1), ("random", 2)])
-def test_without_a_mistake_the_numbers_are_right(mode, seed):
-    assert is_right(mode, seed)
+def test_without_a_mistake_the_numbers_are_right(mode, seed, depths):
+    assert is_right(depths, mode, seed)

@@ -2,7 +2,7 @@
 
     barrier        means
     own_full       an own tile has arrived: Q, dO or K, V
-    own_moved      own tile 0 is in tensor memory, where it moves there
+    own_moved      an own tile is in tensor memory, where it moves there
     other_full     a tile of the ring has arrived; where keys are owned, the first brings L and delta of its queries
     other_empty    the products that read the tile have completed, and with them what reads dS
     s_ready        S is in tensor memory
@@ -28,6 +28,7 @@ COMPUTE, MMA, LOAD = range(8), 8, 9
 COMPUTE_THREADS = WARP_SIZE * len(COMPUTE)
 THREADS = WARP_SIZE * (LOAD + 1)
 PAIR = "pair"  # the tiles of an owner
+MOVED = "moved"  # own tiles that move to tensor memory
 RING = "ring"  # the slots of tile 0, then those of tile 1
 S = "s"  # the places of S
 
@@ -35,7 +36,7 @@ S = "s"  # the places of S
 def table(stores_p: bool, own: int, slots: int, places: int, moves: tuple) -> BarrierTable:
     """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; places: of S.
 
-    moves: whether own tile 0 moves to tensor memory, and whether dS has columns of its own
+    moves: how many own tiles move to tensor memory, and whether dS has columns of its own
     """
     load, mma, compute = (
         announced_bytes("load"),
@@ -44,7 +45,8 @@ def table(stores_p: bool, own: int, slots: int, places: int, moves: tuple) -> Ba
     )
     once = "once"
     read = "P is written over S" if stores_p else "S has been read"
-    moved = Barrier("own_moved", CTA, (compute,), "mma", "own tile 0 is in its columns", once)
+    own_moved = "an own tile is in its columns"
+    moved = Barrier("own_moved", MOVED, (compute,), "mma, load", own_moved, once)
     own_moves, ds_apart = moves
     waiters = "mma, compute" if own_moves else "mma"
     until_read = "load, compute" if ds_apart else "load"
@@ -59,4 +61,4 @@ def table(stores_p: bool, own: int, slots: int, places: int, moves: tuple) -> Ba
         Barrier("ds_ready", CTA, (compute,), "mma", "dS is written", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )
-    return BarrierTable(rows, {PAIR: own, RING: slots, S: places, CTA: 1})
+    return BarrierTable(rows, {PAIR: own, MOVED: own_moves, RING: slots, S: places, CTA: 1})

@@ -157,9 +157,9 @@ def make_ds(owner, cta, thread, slot: Slot, place: Place, p: list) -> list:
 def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, thread, work: Work):
     """Every tile of a CTA, and its results."""
     slot, place = Slot(Int32(0), Int32(0)), Place.of(work)
-    if cutlass.const_expr(owner.own_moves):
-        if work.count > 0:
-            own_tile.move(owner, cta, thread)
+    if work.count > 0:
+        for i in cutlass.range_constexpr(len(owner.moved)):
+            own_tile.move(owner, cta, thread, owner.moved[i])
     for n in cutlass.range(work.count, unroll=1):
         at = (slot, n, place)
         if is_cut(cfg, owner, args, work, place):

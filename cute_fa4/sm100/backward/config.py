@@ -7,19 +7,24 @@
     sums in tensor memory                    dQ += dS K                     dV += P dO,  dK += dS Q
 
 Both have the same roles, so one set of files serves both. P and dS in tensor memory are operand A of the second
-products; no tile is ever transposed or staged. Tensor memory, and what takes less of it beyond head dim 128 of q and k:
+products; no tile is ever transposed or staged. Own tiles move to tensor memory where it has room (own_tile.py), and
+there dS gets columns of its own. Otherwise it is written over dP. Where keys are owned, P is written over S:
 
-    columns 0 ... 511          | S           | dP | dS, 64 | dQ, 128 | Q, 64            |
-    dK, dV of 64 columns       | S, P over S | dP | dS, 64 | dK, 64 | dV, 64 | K, 32    |
-    dK, dV of 128 columns      | S, P over S | dP, dS over dP | dK, 128 | dV, 128       |
-    dQ of 192 columns          | S           | dP, dS over dP | dQ, 192                 |
-    dK of 192 and dV of 128    | S, then dP, then dS | P, 64  | dK, 192       | dV, 128 |
+    columns 0 ... 511          | S | dP | dS, 64 | dQ, 64 | Q, 32 | dO, 32            |
+    dK, dV of 64 columns       | S | dP | dS, 64 | dK, 64 | dV, 64 | K, 32 | V, 32    |
 
-Larger head dims are wide: a tile of each of Q, K, V and dO would take more shared memory than there is, and dK and dV
-all tensor memory. Tiles of the other side have 64 rows there, and dK and dV a kernel each:
+Beyond 128 columns of both head dims together, tiles of the other side have 64 rows, so S and dP take half of the
+columns, and own tiles have room:
 
-    dQ or dK of 256            | S, 64 | dP, dS over dP, 64 | dQ or dK, 256 | Q or K, 128 |
-    dV of 256                  | S, P over S, 64 | next S, 64 | dV, 256 | K, 128 |
+    dQ of 128 columns          | S, 64 | dP, 64 | dS, 32 | dQ, 128 | Q, 64 | dO, 64   |
+    dK, dV of 128 columns      | S, 64 | dP, 64 | dK, 128 | dV, 128 | K, 64 | V, 64   |
+    dQ of 192, dO of 128       | S, 64 | dP, 64 | dS, 32 | dQ, 192 | Q, 96 | dO, 64   |
+    dK of 192 and dV of 128    | S, 64 | dP, 64 | dK, 192 | dV, 128 | V, 64           |
+
+Larger head dims are wide: dK and dV would take all tensor memory, so they have a kernel each:
+
+    dQ or dK of 256            | S, 64 | dP, 64 | dQ or dK, 256 | Q or K, 128 |
+    dV of 256                  | S, 64 | next S, 64 | dV, 256 | K, 128        |
 """
 
 from dataclasses import dataclass, replace
@@ -52,17 +57,16 @@ STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2,
 MOST_DEPTH = 256
 # Head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores.
 NARROW = 192, 128
-# Slots of tile 0 and of tile 1. With dS apart, both tiles of the next turn are read while dS and tile 0 of this one
-# are; with two S, tile 0 of the next turn is read while L of this one is.
-RINGS = (3, 2), (2, 2), (2, 1), (1, 1)
+# Slots of tile 0 and of tile 1, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
+RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1)
 LANES = 32  # rows of a warp
-EMULATED = 16  # pairs of 64 whose exponentials the FMA units compute, up to head dim 64
+EMULATED = 16  # pairs of 64 whose exponentials the FMA units compute
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 
 
 @dataclass(frozen=True)
 class BackwardSmem(SmemMap):
-    """own: two tiles, overwritten by results at the end; ring: slots of tile 0, of tile 1; stats: those of tile 0.
+    """own: tiles that stay; ring: slots of tile 0, of tile 1; results overwrite both at the end; stats: of tile 0.
 
     ones: constant operand of the MMAs that subtract L and delta (subtracted.py)
     distances: sums of the warps over equal distances, two buffers
@@ -105,8 +109,8 @@ class Owner:
 
     @property
     def other_rows(self) -> int:
-        """Of a tile of the other side."""
-        return ROWS // 2 if self.is_wide else ROWS
+        """Of a tile of the other side: 64 where tensor memory has no room for S and dP of 128 and own tiles."""
+        return ROWS // 2 if self.is_wide or self.results and sum(self.depths) > ROWS else ROWS
 
     @property
     def columns(self) -> int:
@@ -170,48 +174,68 @@ class Owner:
 
     @property
     def subtracts(self) -> bool:
-        """Whether MMAs make S - L / c and dP - delta (subtracted.py): score_mod needs S; wide tiles leave no room."""
-        return self.owns_keys and self.plain and not self.is_wide
+        """Whether MMAs make S - L / c and dP - delta (subtracted.py): score_mod needs S itself."""
+        return self.owns_keys and self.plain
 
     @property
     def stats(self) -> int:
         """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128, or parts of both."""
         if self.subtracts:
-            return subtracted_sizes.NUMBERS
+            return subtracted_sizes.NUMBERS * self.other_rows // ROWS
         return STATS if self.has_dp else ROWS
 
     @property
-    def shares(self) -> bool:
-        """Whether dP takes the columns of S, and P has columns of its own, because the results leave too few."""
-        return 2 * self.other_rows + self.result_columns > TMEM_COLUMNS
-
-    @property
     def ds_apart(self) -> bool:
-        """Whether dS has columns of its own: the next dP is then made before the sum that reads dS.
+        """Whether dS has columns of its own: the next dP is then made before the sum that reads dS."""
+        of_own = sum(map(self.own_columns, self.moved))
+        room = TMEM_COLUMNS - self._columns - of_own
+        return bool(self.results) and self.has_dp and 2 * self.p_columns <= room
 
-        Beyond head dim 128 of q and k, the other tile of dP has one slot: it would come late, and the sum would wait.
+    def own_columns(self, i: int) -> int:
+        """Tensor-memory columns that own tile i takes there."""
+        return self.depths[i] // elements_in(self.dtype, 4)
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """The own tiles that move to tensor memory, as operand A of S or dP: MMAs read less of shared memory."""
+        out: list[int] = []
+        room = TMEM_COLUMNS - self._columns
+        for i in range(len(self.own_tiles)):
+            if self.results and self.own_columns(i) <= room:
+                out.append(i)
+                room -= self.own_columns(i)
+        return tuple(out)
+
+    def own_column(self, i: int) -> int:
+        """First tensor-memory column of own tile i, which moves there; of 2: of none."""
+        before = sum(self.own_columns(j) for j in self.moved if j < i)
+        return self._columns + self._ds_columns + before
+
+    def own_offset(self, i: int) -> int:
+        """Where own tile i is in shared memory: one that moves takes the last slots of its ring until it has moved."""
+        sizes = [tile.nbytes for tile in self.own_tiles]
+        if i not in self.moved:
+            return self.smem.own.offset + sum(sizes[j] for j in range(i) if j not in self.moved)
+        ring = sum(self.slots[j] * self.tiles[j].nbytes for j in range(i + 1))
+        return self.smem.ring.offset + ring - sizes[i]
+
+    def first_over_own(self, i: int) -> int:
+        """The first turn whose tile i is loaded over own tile i, which has moved.
+
+        >>> keys = BackwardConfig("bf16", 192, 128).owner("keys")
+        >>> keys.slots, keys.moved, keys.first_over_own(1)
+        ((4, 4), (1,), 2)
         """
-        columns = 2 * self.other_rows + 2 * self.p_columns + self.result_columns
-        return bool(self.results) and self.depths[0] <= ROWS and columns <= TMEM_COLUMNS
-
-    @property
-    def own_moves(self) -> bool:
-        """Whether own tile 0 moves to tensor memory, as operand A of S: MMAs read less of shared memory."""
-        room = TMEM_COLUMNS - self._columns_before_own
-        return bool(self.results) and elements_in(self.dtype, 4 * room) >= self.depths[0]
-
-    @property
-    def own_column(self) -> int:
-        return self._columns_before_own
+        return self.slots[i] - ROWS // self.other_rows
 
     @property
     def p_place(self) -> tuple[int, int]:
         """First tensor-memory column of P, and how far those of the second warpgroup are from those of the first."""
-        return (ROWS, self.p_columns) if self.shares else (self.s_column, self.columns)
+        return self.s_column, self.columns
 
     @property
     def dp_column(self) -> int:
-        return self.s_column if self.shares else self.other_rows
+        return self.other_rows
 
     @property
     def ds_place(self) -> tuple[int, int]:
@@ -222,22 +246,22 @@ class Owner:
 
     def result_column(self, result: int) -> int:
         """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
-        of_scores = 2 * self.other_rows + 2 * self.p_columns * self.ds_apart
-        if self.shares:
-            of_scores = ROWS + 2 * self.p_columns
+        of_scores = 2 * self.other_rows + self._ds_columns
         return of_scores + sum(self.depths[i] for i in self.results if i < result)
 
     @property
-    def _columns_before_own(self) -> int:
-        if not self.results:
-            return 2 * ROWS
-        return self.result_column(self.results[-1]) + self.depths[self.results[-1]]
+    def _columns(self) -> int:
+        """Tensor-memory columns of S, dP and the results."""
+        return 2 * self.other_rows + self.result_columns
+
+    @property
+    def _ds_columns(self) -> int:
+        """Those that dS has of its own."""
+        return 2 * self.p_columns * self.ds_apart
 
     @property
     def tmem_columns(self) -> int:
-        used = self._columns_before_own
-        if self.own_moves:
-            used += self.depths[0] // elements_in(self.dtype, 4)
+        used = self.own_column(len(self.depths))
         return 1 << (used - 1).bit_length()
 
     @property
@@ -246,18 +270,12 @@ class Owner:
 
     def _barriers(self, slots: tuple[int, int]) -> BarrierTable:
         counts = len(self.own_tiles), sum(slots), self.s_buffers
-        return barriers.table(1 in self.results, *counts, (self.own_moves, self.ds_apart))
+        return barriers.table(1 in self.results, *counts, (len(self.moved), self.ds_apart))
 
     @property
     def slots(self) -> tuple[int, int]:
-        """Slots of the ring for tile 0 and tile 1: as many as shared memory has room for.
-
-        >>> config = BackwardConfig("bf16", 192, 128)
-        >>> config.owner("keys").slots, BackwardConfig("bf16", 128, 128).owner("queries").slots
-        ((2, 1), (3, 2))
-        """
-        rings = RINGS if self.ds_apart or self.s_buffers == 2 else RINGS[1:]
-        fitting = (x for x in rings if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
+        """Slots of the ring for tile 0 and tile 1: as many as shared memory has room for."""
+        fitting = (x for x in RINGS if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
         return next(fitting, RINGS[-1])
 
     @property
@@ -268,10 +286,9 @@ class Owner:
         """Shared memory with so many slots."""
         table = self._barriers(slots)
         ring = sum(number * tile.nbytes for number, tile in zip(slots, self.tiles, strict=True))
-        # Stored over the own tiles, then over the ring (store.py).
-        results = ROWS * self.result_columns * F32_BYTES
+        stay = (tile.nbytes for i, tile in enumerate(self.own_tiles) if i not in self.moved)
         return BackwardSmem.of_sizes(
-            own=max(sum(tile.nbytes for tile in self.own_tiles), results - ring),
+            own=sum(stay),
             ring=ring,
             stats=slots[0] * self.stats * F32_BYTES * self.owns_keys,
             ones=subtracted_sizes.ONES_BYTES * self.subtracts,
@@ -362,12 +379,8 @@ class BackwardConfig:
 
     @property
     def exp2_emulated(self) -> int:
-        """How many of 64 pairs of exponentials the FMA units compute: some, where these and not products are the bound.
-
-        Not in fp16, which rounds P less than their polynomial does.
-        """
-        narrow = max(self.depth, self.depth_v) <= GRANULE
-        return EMULATED if narrow and self.dtype == BF16.name else 0
+        """How many of 64 pairs of exponentials FMA units compute: none in fp16, which rounds P less than they do."""
+        return EMULATED if self.dtype == BF16.name else 0
 
     @property
     def has_functions(self) -> bool:

@@ -26,7 +26,7 @@ from cutlass import Float32, Int32, Int64
 from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
-from . import compute, delta, dv_alone, load, one_place, operands, products, subtracted, sums
+from . import compute, delta, dv_alone, load, operands, products, subtracted, sums
 from .barriers import COMPUTE, LOAD, MMA, THREADS
 from .config import ROWS, STATS, BackwardConfig
 from .listed import TileLists
@@ -40,6 +40,7 @@ SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
 class CTA:
     """State that the roles of a CTA share."""
 
+    base: Int32  # of its shared memory
     own_address: Int32
     ring_address: Int32
     stats_address: Int32
@@ -77,6 +78,7 @@ def cta_of(owner, base) -> CTA:
     stats = cute.recast_ptr(base + smem.stats.offset, dtype=Float32)
     distances = cute.recast_ptr(base + smem.distances.offset, dtype=Float32)
     return CTA(
+        base=base.toint(),
         own_address=base.toint() + smem.own.offset,
         ring_address=base.toint() + smem.ring.offset,
         stats_address=base.toint() + smem.stats.offset,
@@ -211,10 +213,8 @@ class BackwardKernel:
         dq, dk, dv = written
         queries = cfg.owner("queries")
         q_and_do, k_and_v = given.operands(cfg, queries, ROWS, ROWS)
-        other_q, other_k = q_and_do, k_and_v
-        if queries.is_wide:
-            rows = queries.other_rows
-            other_q, other_k = given.operands(cfg, queries, rows, rows)
+        other_rows = cfg.owners_of_keys[0].other_rows, queries.other_rows
+        other_q, other_k = given.operands(cfg, queries, *other_rows)
         results = (operands.store_operand(cfg, dq),)
         args = given.arguments(cfg, queries, (q_and_do, other_k), results)
         self.launch(self.dq, "dq", queries, args, sizes.tiles_of_queries, stream)
@@ -301,8 +301,6 @@ class BackwardKernel:
         elif warp == MMA:
             if cutlass.const_expr(not owner.has_dp):
                 dv_alone.multiply(owner, cta, tmem, work)
-            elif cutlass.const_expr(owner.shares):
-                one_place.multiply(owner, cta, tmem, work)
             elif cutlass.const_expr(owner.results):
                 products.run(cfg, owner, args, cta, tmem, work)
             else:

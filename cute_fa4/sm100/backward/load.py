@@ -4,14 +4,17 @@
 
 The first product needs own 0 and other 0, the second one the rest. Where keys are owned, L and delta of the queries
 come with other 0, on the same barrier.
+
+Own tiles that move to tensor memory (own_tile.py) take the last slots of their ring, which wait for the move.
 """
 
 import cutlass
 import cutlass.cute as cute
 
 from . import operands
+from .config import STATS
 from .operands import OwnerArgs
-from .work import Place, Work, kv_head, line_of_tile, q_head
+from .work import Place, Work, kv_head, line_of_tile, q_head, row_in_line
 
 
 def own_rows(owner, work: Work) -> tuple:
@@ -31,7 +34,7 @@ def other_rows(owner, work: Work, place: Place) -> tuple:
 def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
     tile = owner.own_tiles[i]
     mbarrier = cta.own_full.arrive_and_expect(i, tile.nbytes)
-    address = cta.own_address + i * owner.own_tiles[0].nbytes
+    address = cta.base + owner.own_offset(i)
     rows = own_rows(owner, work)
     operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
 
@@ -48,7 +51,8 @@ def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots
     if with_stats:
         line = work.sequence.stats_tile + line_of_tile(owner, place)
         to = cta.stats_address + slots[0].index * (owner.stats * 4)
-        operands.load_stats(owner, args.stats, head, line, to, mbarrier)
+        first = STATS + row_in_line(owner, place, 0) * 8 if owner.subtracts else 0
+        operands.load_stats(owner, args.stats[head, line, None], first, to, mbarrier)
 
 
 @cute.jit
@@ -61,5 +65,8 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
             if cutlass.const_expr(i < len(owner.own_tiles)):
                 if n == 0:
                     load_own(cfg, owner, args, cta, work, i)
+            if cutlass.const_expr(i in owner.moved):
+                if n == owner.first_over_own(i):
+                    cta.own_moved.wait(owner.moved.index(i), 0)
             load_other(cfg, owner, args, cta, work, place, slots, i)
         slots, place = operands.next_slots(owner, slots), place.next(work)

@@ -24,7 +24,7 @@ from ...tma.tensor_maps import (
     row_space,
 )
 from ..sync.pipelines import Slot
-from .config import GRANULE, ROWS, STATS
+from .config import GRANULE, ROWS
 from .listed import TileLists
 from .work import Sequence, Sizes
 
@@ -114,10 +114,11 @@ def place_of_s(owner, n) -> Slot:
     return Slot(n & 1, (n >> 1) & 1) if owner.s_buffers == 2 else Slot(Int32(0), n & 1)
 
 
-def load_stats(owner, stats: cute.Tensor, head, tile, address, mbarrier):
-    """Copy L and delta of a tile of queries, L alone, or the parts of both. PTX ISA, "cp.async.bulk"."""
-    line = stats[head, tile, None]
-    first = line.iterator + (STATS if owner.subtracts else 0)
+def load_stats(owner, line: cute.Tensor, first, address, mbarrier):
+    """Copy L and delta of a tile of queries, L alone, or the parts of both. PTX ISA, "cp.async.bulk".
+
+    first: which number of the line
+    """
     text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
     text += "@leader_thread cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
     text += f"[$0], [$1], {owner.stats * 4}, [$2];\n}}"
@@ -125,7 +126,7 @@ def load_stats(owner, stats: cute.Tensor, head, tile, address, mbarrier):
         None,
         [
             Int32(address).ir_value(),
-            first.toint().ir_value(),
+            (line.iterator + first).toint().ir_value(),
             Int32(mbarrier.toint()).ir_value(),
         ],
         text,

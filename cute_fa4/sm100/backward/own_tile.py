@@ -1,8 +1,11 @@
-"""Own tile 0 moves to tensor memory once, where there is room: Q, or K.
+"""Own tiles move to tensor memory once, where there is room: Q and dO, or K and V.
 
-It is an operand of every S of the CTA. In shared memory it is half of what S reads, and S then reads all the time, so
-that copies of the ring prolong it. A thread moves its row, and each warpgroup half of the depth: 16 bits of
-two neighbours are one column of the row's lane.
+They are operands of every S and dP of the CTA. In shared memory an own tile is half of what such a product reads, and
+the product then reads all the time, so that copies of the ring prolong it. A thread moves its row, and each
+warpgroup half of the depth: 16 bits of two neighbours are one column of the row's lane.
+
+Until it has moved, the tile is in the last slots of its ring, which are empty then. So it leaves room for more slots
+(Owner.own_offset, first_over_own).
 """
 
 from ...layouts.swizzle import CHUNK_BYTES
@@ -13,17 +16,19 @@ from ..steps.pieces import load_piece
 BATCH = 32  # values stored at a time
 
 
-def move(owner, cta, thread):
-    """The part of a compute thread, once the tile has arrived; the MMA warp waits for all of them."""
-    cta.own_full.wait(0, 0)
-    tile, half = owner.own_tiles[0], owner.depths[0] // 2
+def move(owner, cta, thread, i: int):
+    """The part of a compute thread, once own tile i has arrived; the MMA warp waits for all of them."""
+    cta.own_full.wait(i, 0)
+    tile, half = owner.own_tiles[i], owner.depths[i] // 2
     group, value_bytes = thread.column // owner.columns, tile.bits // 8
-    to = thread.first_lane + owner.own_column + group * (half * value_bytes // F32_BYTES)
+    to = thread.first_lane + owner.own_column(i) + group * (half * value_bytes // F32_BYTES)
     for first in range(0, half, BATCH):
         words = []
         for column in range(first, first + BATCH, CHUNK_BYTES // value_bytes):
-            words += load_piece(cta.own_address + tile.offset(thread.row, group * half + column))
+            words += load_piece(
+                cta.base + owner.own_offset(i) + tile.offset(thread.row, group * half + column)
+            )
         tensor_memory.store(to + first * value_bytes // F32_BYTES, words)
     tensor_memory.wait_store()
     tensor_memory.fence_before()
-    cta.own_moved.arrive(0)
+    cta.own_moved.arrive(owner.moved.index(i))

@@ -9,7 +9,7 @@ dP[n+1]. S[n+1] overwrites P[n] after the product that reads it, and dP[n+1] ove
 Where dS has columns of its own (Owner.ds_apart), dP[n+1] is made before the sum that reads dS[n]. So it is there when
 the compute warps have made P[n+1].
 
-Own tile 0 is operand A of S, in tensor memory where there is room (Owner.own_moves; own_tile.py).
+Own tiles are operand A of S and dP, in tensor memory where there is room (Owner.moved; own_tile.py).
 """
 
 import cutlass
@@ -37,15 +37,15 @@ STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
 
 def multiply(owner, cta, tmem, slots: tuple, i: int, to):
     """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring, into columns from `to` on; both are ready."""
-    tile, of_ring, offset = owner.own_tiles[i], owner.tiles[i], i * owner.own_tiles[0].nbytes
-    own, high, steps = mma_tile(tile, cta.own_address + offset, tile.num_steps)
+    tile, of_ring = owner.own_tiles[i], owner.tiles[i]
+    own, high, steps = mma_tile(tile, cta.base + owner.own_offset(i), tile.num_steps)
     ring = ring_address(owner, cta, slots, i)
     other, other_high, other_steps = mma_tile(of_ring, ring, of_ring.num_steps)
     computes = InstructionDescriptor(ROWS, owner.other_rows, owner.dtype, owner.dtype)
-    if i == 0 and owner.own_moves:
+    if i in owner.moved:
         columns = range(0, STEP_COLUMNS * tile.num_steps, STEP_COLUMNS)
         pairs = list(zip(columns, other_steps, strict=True))
-        own = tmem + owner.own_column
+        own = tmem + owner.own_column(i)
         tensor_core.mma_ts(to, own, other, pairs, computes, other_high, accumulate=False)
     else:
         pairs = list(zip(steps, other_steps, strict=True))
@@ -86,8 +86,8 @@ def columns_of_steps(columns: int, apart: int) -> list[int]:
 def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Constexpr, n: Int32):
     """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads, except where dV is alone."""
     if n == 0:
-        if cutlass.const_expr(i == 0 and owner.own_moves):
-            cta.own_moved.wait(0, 0)
+        if cutlass.const_expr(i in owner.moved):
+            cta.own_moved.wait(owner.moved.index(i), 0)
             tensor_memory.fence_after()
         else:
             cta.own_full.wait(i, 0)

@@ -96,9 +96,8 @@ def line_of_tile(owner, place):
 
 def row_in_line(owner, place, row):
     """Where a row of that tile is in the line."""
-    return (
-        row + place.tile % (ROWS // owner.other_rows) * owner.other_rows if owner.is_wide else row
-    )
+    of_line = ROWS // owner.other_rows
+    return row if of_line == 1 else row + place.tile % of_line * owner.other_rows
 
 
 def stats_tiles(cfg, batch, seqlen_q, total_q):
@@ -177,7 +176,9 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     own = of.length_k if owner.owns_keys else of.length_q
     end = choose(row < own, maximum(end, first), first)  # no rows, no work
     turns = group if owner.owns_keys else Int32(1)
-    tiles = None if lists is None else lists.of(of.index, rest % heads, tile, owner.is_wide)
+    tiles = (
+        None if lists is None else lists.of(of.index, rest % heads, tile, owner.other_rows < ROWS)
+    )
     return Work(of, row, rest % heads, first, end, turns, tiles)
 
 

@@ -53,7 +53,7 @@ DEFECTS = {
         "products", "ring_index(owner, slots, i), slots[i].phase",
         "ring_index(owner, slots, 0), slots[0].phase", "causal",
     ),
-    "dP waits for the own tile of S": Defect("products", "own_full.wait(i, 0)", "own_full.wait(0, 0)", "causal"),
+    "dP waits for the own tile of S": Defect("products", "own_full.wait(i, 0)", "own_full.wait(0, 0)", "widest"),
     "S is raised for dP": Defect("products", "cta.dp_ready.commit(0)", "cta.s_ready.commit(0)", "causal"),
     "a tile is free before it is added": Defect(
         "products",
@@ -344,33 +344,11 @@ DEFECTS = {
         "operands", "slots[i].index + i * owner.slots[0]", "slots[i].index + i", "causal",
     ),
     "the ring of V is as long as that of K": Defect(
-        "operands", "zip(slots, owner.slots, strict", "zip(slots, owner.slots[:1] * 2, strict", "causal",
+        "operands", "zip(slots, owner.slots, strict", "zip(slots, owner.slots[:1] * 2, strict", "widest",
     ),
     "the only slot for dO is two": Defect(
-        "operands", "zip(slots, owner.slots, strict", "zip(slots, (owner.slots[0], 2), strict", "wide",
+        "operands", "zip(slots, owner.slots, strict", "zip(slots, (owner.slots[0], 2), strict", "widest",
     ),
-    # --- head dims of more than 128: S and dP in one place
-    "P is not awaited before dP": Defect("one_place", "    cta.s_read.wait(0, n & 1)\n", "", "wide"),
-    "no fence before dP": Defect(
-        "one_place", "s_read.wait(0, n & 1)\n    tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "wide",
-    ),
-    "dS is not awaited before dK": Defect("one_place", "    cta.ds_ready.wait(0, n & 1)\n", "", "wide"),
-    "no fence before dK of wide heads": Defect(
-        "one_place", "ds_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
-        "wide",
-    ),
-    "the last tile of wide heads is skipped": Defect(
-        "one_place", "cutlass.range(count,", "cutlass.range(count - 1,", "wide",
-    ),
-    "the results of wide heads are never complete": Defect("one_place", "        cta.done.commit(0)\n", "", "wide"),
-    "P is as far apart as dS": Defect(
-        "config", "(ROWS, self.p_columns) if", "(ROWS, self.columns) if", "wide",
-    ),
-    "P over S, which dP overwrites": Defect(
-        "config", "(ROWS, self.p_columns) if", "(self.s_column, self.p_columns) if", "wide",
-    ),
-    "dP over P": Defect("config", "self.s_column if self.shares else self.other_rows", "ROWS", "wide"),
-    "dK over P": Defect("config", "ROWS + 2 * self.p_columns", "ROWS + self.p_columns", "wide"),
     # --- lists of tiles
     "the head is in the bits of the tile": Defect(
         "listed", "self.entry >> (1 + TILE_BITS)", "self.entry >> 2", "lists",

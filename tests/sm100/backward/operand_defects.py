@@ -1,4 +1,4 @@
-"""Defects of operands: dS beside dP, the own tile in tensor memory, L and delta as a step of the MMAs (defects.py).
+"""Defects of operands: dS beside dP, own tiles in tensor memory, L and delta as a step of the MMAs (defects.py).
 
 Left out, because they change nothing or too little: a FAR that makes weights of 1 of zeros, whose products are zeros;
 two parts of L and delta instead of three, that is 16 bits, where gradients are rounded to 8
@@ -7,7 +7,7 @@ two parts of L and delta instead of three, that is 16 bits, where gradients are 
 from tests.sm100.backward.damaged import Defect
 
 OPERANDS = {
-    # --- dS in columns of its own, and own tile 0 in tensor memory
+    # --- dS in columns of its own, and own tiles in tensor memory
     "dS is written over one that is read": Defect(
         "compute", "                cta.other_empty.wait(before.index, before.phase)", "                pass", "causal",
     ),
@@ -22,16 +22,16 @@ OPERANDS = {
     "dS over dP, which is made again": Defect(
         "config", "return 2 * self.other_rows, self.p_columns", "return self.dp_column, self.p_columns", "causal",
     ),
-    "dQ over dS": Defect("config", "2 * self.p_columns * self.ds_apart", "0", "causal"),
+    "dQ over dS": Defect("config", "2 * self.other_rows + self._ds_columns", "2 * self.other_rows", "causal"),
     "dQ before the next dP reads another dS": Defect(
         "products", "owner.p_place if result else owner.ds_place", "owner.p_place", "causal",
     ),
-    "the own tile is moved before it is there": Defect("own_tile", "    cta.own_full.wait(0, 0)\n", "", "causal"),
+    "the own tile is moved before it is there": Defect("own_tile", "    cta.own_full.wait(i, 0)\n", "", "causal"),
     "the own tile is not awaited in its columns": Defect(
-        "products", "            cta.own_moved.wait(0, 0)\n", "", "causal",
+        "products", "            cta.own_moved.wait(owner.moved.index(i), 0)\n", "", "causal",
     ),
     "no fence after the own tile": Defect(
-        "products", "own_moved.wait(0, 0)\n            tensor_memory.fence_after()", "own_moved.wait(0, 0)", "causal",
+        "products", "moved.index(i), 0)\n            tensor_memory.fence_after()", "moved.index(i), 0)", "causal",
     ),
     "the own tile is announced before it is moved": Defect(
         "own_tile", "    tensor_memory.wait_store()\n", "", "causal",
@@ -45,15 +45,37 @@ OPERANDS = {
         "own_tile", "to + first * value_bytes // F32_BYTES", "to + first // 4", "widest",
     ),
     "the own tile over dP": Defect(
-        "config", "        return self._columns_before_own\n\n", "        return ROWS\n\n", "causal",
+        "config", "self._columns + self._ds_columns + before", "self.other_rows + before", "causal",
     ),
+    "own tiles in the same columns": Defect("config", "in self.moved if j < i)", "in self.moved if j < 0)", "causal"),
+    "both barriers of own tiles are the first": Defect("own_tile", "owner.moved.index(i)", "0", "causal"),
+    "V moves alone and has a second barrier": Defect("own_tile", "owner.moved.index(i)", "i", "wide"),
+    "the wait for V alone is for a second barrier": Defect("products", "owner.moved.index(i), 0)", "i, 0)", "wide"),
+    "an own tile is overwritten before it has moved": Defect(
+        "load", "cta.own_moved.wait(owner.moved.index(i), 0)", "pass", "causal",
+    ),
+    "the second own tile is overwritten before it has moved": Defect(
+        "load", "wait(owner.moved.index(i), 0)", "wait(0, 0)", "causal",
+    ),
+    "the first slot over an own tile is not": Defect(
+        "config", "self.slots[i] - ROWS // self.other_rows", "self.slots[i] - 1", "causal",
+    ),
+    "own tiles are in the ring of the first": Defect("config", "j in range(i + 1))", "j in range(1))", "causal"),
+    "an own tile in the middle of its ring": Defect("config", "ring - sizes[i]", "ring - 2 * sizes[i]", "causal"),
+    "an own tile that stays is after one that has moved": Defect(
+        "config", "range(i) if j not in self.moved)", "range(i))", "widest",
+    ),
+    "products read own tiles in the ring": Defect("products", "    if i in owner.moved:", "    if False:", "causal"),
+    # --- tiles of 64 rows with L and delta of 128 queries
+    "parts of the first half of a line": Defect("load", "row_in_line(owner, place, 0) * 8", "0", "causal"),
+    "parts of another half": Defect("load", "place, 0) * 8", "place, 0) * 4", "causal"),
     # --- L and delta in a step of the MMAs
     "no step subtracts L and delta": Defect("products", "if owner.subtracts:", "if False:", "causal"),
     "delta from S": Defect("products", "of_dp=i == 1", "of_dp=True", "causal"),
     "L from dP": Defect("products", "of_dp=i == 1", "of_dp=False", "causal"),
     "parts of slot 0": Defect("products", "slots[0].index * (owner.stats * F32_BYTES)", "0", "causal"),
     "parts are loaded into slot 0": Defect("load", "slots[0].index * (owner.stats * 4)", "0", "causal"),
-    "L and delta for their parts": Defect("operands", "(STATS if owner.subtracts else 0)", "0", "causal"),
+    "L and delta for their parts": Defect("load", "STATS + row_in_line", "row_in_line", "causal"),
     "one part": Defect("subtracted", "PARTS = 3", "PARTS = 1", "far below"),
     "parts are added": Defect("delta", "-power / scale_log2", "power / scale_log2", "causal"),
     "parts without the scale": Defect("delta", "-power / scale_log2", "-power", "causal"),

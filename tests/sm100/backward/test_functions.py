@@ -146,7 +146,7 @@ def test_gradients_are_those_of_float64_within_their_roundings(name):
 
 @pytest.mark.parametrize("depths", [(192, 128), (256, 256)])
 def test_functions_have_the_same_scores_beyond_head_dim_128(depths):
-    """P has columns of its own there, or tiles 64 columns; functions of cut tiles and of whole ones write it."""
+    """Tiles have 64 columns there; functions of cut tiles and of whole ones write P."""
     scores, options = CASES["both, under a causal mask"]
     tensors = replace(PROBLEM, depths=depths).tensors()
     exact = gradients_float64(*tensors, **options)

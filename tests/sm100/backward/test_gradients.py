@@ -14,7 +14,7 @@ PROBLEMS = {
     "one tile": Problem(128, 128),
     "ragged ends: two and a bit tiles of each side": Problem(300, 270),
     "one row and one key": Problem(1, 1),
-    "rings of three and two turn twice": Problem(100, 800),
+    "rings of four turn three times": Problem(100, 800),
     "ring of the owner of keys turns twice": Problem(600, 100),
     "causal, square": Problem(300, 300, window=CAUSAL),
     "causal, more keys: the last query sees all": Problem(140, 400, window=CAUSAL),
@@ -33,7 +33,7 @@ PROBLEMS = {
     "the smallest head dim": Problem(130, 150, depths=(8, 8)),
     "V wider than K": Problem(130, 150, depths=(64, 128), window=CAUSAL),
     "K wider than V": Problem(130, 150, depths=(128, 64)),
-    # P and dP in separate columns for dQ, and for dK with a narrow V; one slot for V and dO, used three times
+    # where keys are owned, V moves to tensor memory and K stays; both move with a narrow V
     "DeepSeek's head dims": Problem(200, 300, heads=(2, 1), depths=(192, 128), window=CAUSAL),
     "K wider than 128, V as narrow as dK needs": Problem(150, 150, depths=(136, 64)),
     # tiles of 64 rows on the other side: odd and even ones, cut and whole; kernels of their own for dK and dV

@@ -13,7 +13,7 @@ WIDE = {
         "dv_alone", "cta.s_read.wait(place.index, place.phase)", "pass", "widest",
     ),
     "Q is free before L is read": Defect(
-        "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "widest",
+        "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "soft cap, widest",
     ),
     "Q is never free": Defect(
         "dv_alone", "cta.other_empty.commit(ring_index(owner, slots, 0))", "pass", "widest",
@@ -33,9 +33,11 @@ WIDE = {
     "P over the other S": Defect(
         "compute", "owner.p_place) + of_s.index * owner.other_rows", "owner.p_place)", "widest",
     ),
-    "L with the stride of L and delta": Defect("compute", "slot.index * owner.stats", "slot.index * 256", "widest"),
+    "L with the stride of L and delta": Defect(
+        "compute", "slot.index * owner.stats", "slot.index * 256", "soft cap, widest",
+    ),
     "L of the first half": Defect(
-        "work", "row + place.tile % (ROWS // owner.other_rows) * owner.other_rows", "row", "widest",
+        "work", "row + place.tile % of_line * owner.other_rows", "row", "widest",
     ),
     "L of another line": Defect("work", "place.tile // (ROWS // owner.other_rows)", "place.tile", "widest"),
     "scores count tiles of 128": Defect(
@@ -55,7 +57,6 @@ WIDE = {
     "the second warpgroup has 64 columns further": Defect(
         "kernel", "warp // 4 * owner.columns", "warp // 4 * 64", "widest",
     ),
-    "float32 of dV beyond the shared memory": Defect("config", "results - ring)", "0)", "V alone"),
     "the first half of a block twice": Defect(
         "listed", "tile_of(whole) + number % 2", "tile_of(whole)", "lists, widest",
     ),

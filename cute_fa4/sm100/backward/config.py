@@ -55,10 +55,10 @@ from .barriers import COMPUTE
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
 MOST_DEPTH = 256
-# Head dims of q and k, and of v, up to which shared memory has room for tiles of 128 x 128 scores.
+# Head dims of q and k, and of v, up to which tensor memory has room for dK and dV.
 NARROW = 192, 128
 # Slots of tile 0 and of tile 1, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
-RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1)
+RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1), (1, 1)
 LANES = 32  # rows of a warp
 EMULATED = 16  # pairs of 64 whose exponentials the FMA units compute
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk

@@ -105,7 +105,7 @@ DEFECTS = {
     "log-sum-exps for deltas": Defect(
         "compute", "ROWS + row_in_line(", "row_in_line(", "soft cap",
     ),
-    "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "causal"),
+    "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "soft cap"),
     "compute stays at slot 0": Defect(
         "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)", "place = place.next(work)", "soft cap",
     ),
@@ -201,7 +201,7 @@ DEFECTS = {
         "work", "minimum(end, others)", "minimum(end - 1, others)", "one of the next",
     ),
     "the first tile is left out": Defect(
-        "work", "maximum(first, 0) // owner.other_rows", "(maximum(first, 0) + ROWS - 1) // ROWS", "one of the next",
+        "work", "maximum(first, 0) // o", "(maximum(first, 0) + 63) // o", "one of the next",
     ),
     "one head of a group": Defect("work", "turns = group if", "turns = Int32(1) if", "causal"),
     "heads of the first group": Defect("work", "work.head * work.turns + place.turn", "place.turn", "causal"),

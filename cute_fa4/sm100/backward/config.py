@@ -395,7 +395,7 @@ class BackwardConfig:
     def owner(self, name: str) -> Owner:
         """
         >>> BackwardConfig("bf16", 128, 128).owner("keys").smem.nbytes
-        211076
+        145620
         """
         depths = align_up(self.depth, GRANULE), align_up(self.depth_v, GRANULE)
         tables = sum(shared == DISTANCES for *_, shared in self.summed)

@@ -125,9 +125,8 @@ def log_sum_exp(
         if row_sum != 0.0:
             total_log2 = row_math.log2_of_sum(row_sum, cfg.p_lift_log2)
             factor = scales.of_scores(cfg, args, work)
-            reach = row_max * log2_scale(cfg, args, factor)
-            lse = (reach + total_log2) * math.log(2)
-            lse = sinks.in_lse(cfg, args, work, rows.head_of(cfg, work, place), lse, reach)
+            lse = (row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+            lse = sinks.in_lse(cfg, args, work, rows.head_of(cfg, work, place), lse)
         args.lse[results.lse_place(cfg, args, work, place)] = lse
 
 

@@ -293,7 +293,6 @@ def row_lse(
     lse = -Float32.inf
     if state.row_sum != 0.0:
         total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
-        reach = state.row_max * log2_scale(cfg, args, factor)
-        lse = (reach + total_log2) * math.log(2)
-        lse = sinks.in_lse(cfg, args, work, head, lse, reach)
+        lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+        lse = sinks.in_lse(cfg, args, work, head, lse)
     return lse

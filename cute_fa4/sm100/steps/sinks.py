@@ -22,7 +22,7 @@ from . import row_math
 from .row_math import LOG2_E
 
 FIRST = 1.0 - 2.0**-20  # of the limit of scores: the largest sink that a row begins with
-AT_LIMIT = 1.0 - 2.0**-19  # what float32 makes of it is larger
+AT_LIMIT = 1.0 - 2.0**-19  # of the limit: a row whose sink is larger has the sink as its LSE
 
 
 def begin_rows(cfg) -> bool:
@@ -45,24 +45,19 @@ def first_maximum(cfg, args: KernelArgs, head, factor):
 
 
 @cute.jit
-def in_lse(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    work: Work,
-    head,
-    lse: Float32,
-    reach: Float32,
-) -> Float32:
+def in_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, head, lse: Float32) -> Float32:
     """The log-sum-exp of a row: the sink itself, if that is more than a row begins with.
 
-    reach: the row's maximum in units of log2
+    The row's maximum would say the same. A second use of it would keep a multiplication and an addition of the LSE
+    apart, which round together in kernels without a sink.
     """
     if cutlass.const_expr(begin_rows(cfg)):
-        begins = reach > AT_LIMIT * cfg.score_limit_log2
+        sink = of_head(args, head)
+        begins = sink > AT_LIMIT * cfg.score_limit_log2 / LOG2_E
         if cutlass.const_expr(cfg.in_parts):
             begins = begins & results.is_first_part(cfg, work)
         if begins:
-            lse = larger(lse, of_head(args, head))
+            lse = larger(lse, sink)
     return lse
 
 

@@ -85,16 +85,19 @@ OF_SUMS = {
 EQUIVALENT_SUMS = {"threads do not meet": 1}
 
 
+KEYS = 1000  # eight tiles: rings have at most four slots
+
+
 def table(score, batch, head, q_idx, kv_idx, aux):
     """Sums over distances, whose warps meet."""
-    return score + aux[0][q_idx - kv_idx + 400]
+    return score + aux[0][q_idx - kv_idx + KEYS]
 
 
 @pytest.mark.parametrize("defect", quick_or_sweep(OF_SUMS))
 def test_every_one_of_sums_is_noticed(defect):
-    """Four tiles of keys: both slots of the rings are used again. Commits come late, so that a CTA could end before."""
-    *qkv, dout = Problem(100, 400, depths=(64, 64)).tensors()
-    scores = Scores(0.125, score_mod=ScoreMod.of(table), aux=(torch.zeros(500),))
+    """Every slot of the rings is used again. Commits come late, so that a CTA could end before."""
+    *qkv, dout = Problem(100, KEYS, depths=(64, 64)).tensors()
+    scores = Scores(0.125, score_mod=ScoreMod.of(table), aux=(torch.zeros(KEYS + 100),))
     of = attended(*qkv)
     number, unnoticed = missed(
         OF_SUMS[defect],

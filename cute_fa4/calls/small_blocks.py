@@ -22,11 +22,11 @@ from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.blocks import (
     are_tiles,
     checked_blocks,
-    has_block_scales,
     taken,
     with_lists,
 )
 from cute_fa4.calls.operands.lengths import longest_of
+from cute_fa4.calls.operands.scale_views import are_of_blocks
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced
 from cute_fa4.calls.options import checked_aux
@@ -161,7 +161,7 @@ def conversion_of(
     blocks, tensors = lists.blocks, where.tensors._replace(**lists.tensors)
     checked_blocks(tensors, blocks, where, contents)
     queries, keys = Side(where.seqlen_q(tensors.q)), _keys(tensors, where, contents)
-    tile_q = tile_of(blocks.queries, has_block_scales(tensors.q_descale), invariant)
+    tile_q = tile_of(blocks.queries, are_of_blocks(tensors.q_descale), invariant)
     in_order = invariant and blocks.queries % tile_q != 0
     return Conversion(lists, queries, keys, where.batch(tensors.q), hides, tile_q, in_order)
 

@@ -15,6 +15,7 @@ from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.steps import half_powers
 from cute_fa4.sm100.two_tiles.p_crossed import PCrossedCode
+from tests.emulator.mutations.edits import with_text
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import LSE_ERROR_OF_FP8, attention
 
@@ -108,21 +109,19 @@ def is_right() -> bool:
     )
 
 
-def with_text(name: str, old: str, new: str):
+def with_line(name: str, old: str, new: str):
     """-> (where, what, its replacement): a line of PTX changed."""
-    text = getattr(half_powers, name)
-    assert text.count(old) == 1
-    return half_powers, name, text.replace(old, new)
+    return half_powers, name, with_text(getattr(half_powers, name), old, new, name)
 
 
 made_sum, made_pack = half_powers.sum_of_halves, half_powers.pack_halves
 DEFECTS = {
-    "exponents are not clamped": with_text("HALF_PAIR", "rn.relu.f16x2", "rn.f16x2"),
-    "bits are shifted by three": with_text("HALF_PAIR", "n, 4;", "n, 3;"),
-    "both lines have the same kink": with_text(
+    "exponents are not clamped": with_line("HALF_PAIR", "rn.relu.f16x2", "rn.f16x2"),
+    "bits are shifted by three": with_line("HALF_PAIR", "n, 4;", "n, 3;"),
+    "both lines have the same kink": with_line(
         "HALF_PAIR", "add.u32 j, i, ", "and.b32 j, i, -1; //"
     ),
-    "halves are swapped": with_text("HALF_PAIR", "n, $2, $1;", "n, $1, $2;"),
+    "halves are swapped": with_line("HALF_PAIR", "n, $2, $1;", "n, $1, $2;"),
     "words are swapped": (half_powers, "pack_halves", lambda pairs: made_pack(pairs[::-1])),
     "an octave too much": (half_powers, "OFFSET", half_powers.OFFSET + 1),
     "the sum forgets a pair": (half_powers, "sum_of_halves", lambda pairs: made_sum(pairs[1:])),

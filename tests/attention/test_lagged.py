@@ -41,9 +41,9 @@ def tensors(jumps, head_dim=64, queries=QUERIES, keys=KEYS, at=AT):
     return q.bfloat16(), k.bfloat16(), v.bfloat16()
 
 
-def run(call, mode="in_order", seed=0):
-    """((out, lse), executed warp instructions)."""
-    on = emulator.use(mode=mode, seed=seed, checks=("ptx", "phase_passed_twice"))
+def run(call, mode="in_order", seed=0, checks=("ptx", "phase_passed_twice")):
+    """(what the call returns, executed warp instructions)."""
+    on = emulator.use(mode=mode, seed=seed, checks=checks)
     with warnings.catch_warnings(), on as counted:
         warnings.simplefilter("ignore", EmulatorWarning)
         return call(), counted.instructions

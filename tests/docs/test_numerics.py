@@ -3,15 +3,15 @@
 import functools
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import flash_attn_func
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
+from tests.attention.test_lagged import run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "numerics.md"
 QUERIES, KEYS, DEPTH = 200, 1000, 64
@@ -69,9 +69,7 @@ def cells(row: str, monkeypatch) -> tuple[str, str, str]:
 def called(qkv) -> tuple[torch.Tensor, int]:
     """(out, executed warp instructions)."""
     repeat.clear()
-    with warnings.catch_warnings(), emulator.use(checks=None) as counted:
-        warnings.simplefilter("ignore")
-        return flash_attn_func(*qkv), counted.instructions
+    return run(lambda: flash_attn_func(*qkv), checks=None)
 
 
 @functools.cache

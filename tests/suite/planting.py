@@ -82,6 +82,8 @@ class PlantingPlugin:
 
     def pytest_collection_modifyitems(self, config, items):
         """Leave the tests with the fixture."""
-        others = [item for item in items if FIXTURE not in getattr(item, "fixturenames", ())]
+        plants, others = [], []
+        for item in items:
+            (plants if FIXTURE in getattr(item, "fixturenames", ()) else others).append(item)
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if FIXTURE in getattr(item, "fixturenames", ())]
+        items[:] = plants

@@ -14,7 +14,7 @@ import torch
 
 from cute_fa4.block_sparsity import COUNTS, DEFAULT_BLOCK_SIZE, ENTRIES, BlockSparseTensors
 from cute_fa4.calls.operands.lengths import check_index_tensor, keys_of, queries_of
-from cute_fa4.calls.operands.scale_views import BLOCKS as OF_BLOCKS
+from cute_fa4.calls.operands.scale_views import are_of_blocks
 from cute_fa4.calls.request import Choices, Where
 from cute_fa4.operands import BLOCKS, NAMES, OFFSETS, ROPE, CallTensors, axes_of_list
 from cute_fa4.sm100.blueprint import small_blocks
@@ -45,14 +45,9 @@ class Blocks(NamedTuple):
         return sizes | of_tensors | {"full_blocks": self.full}
 
 
-def has_block_scales(q_descale) -> bool:
-    """Whether q has scales of blocks (MXFP8)."""
-    return getattr(q_descale, "dtype", None) is OF_BLOCKS
-
-
 def are_tiles(blocks: Blocks, q_descale) -> bool:
     """Whether the kernels of such a call have blocks of these sizes."""
-    return small_blocks.are_tiles(blocks.queries, blocks.keys, has_block_scales(q_descale))
+    return small_blocks.are_tiles(blocks.queries, blocks.keys, are_of_blocks(q_descale))
 
 
 def taken(lists) -> dict:

@@ -18,6 +18,11 @@ OF_CACHE_BLOCKS = {"k_block_scale": "k", "v_block_scale": "v"}
 WORD = torch.int32  # of four of these scales, as the kernel reads them
 
 
+def are_of_blocks(scale) -> bool:
+    """Whether an argument has scales of blocks of a row of q or k (MXFP8); None has not."""
+    return getattr(scale, "dtype", None) is BLOCKS
+
+
 @dataclass(frozen=True)
 class GivenScales:
     """The scales of a call, checked.
@@ -77,7 +82,7 @@ class ScaleViews:
             ):  # in_words of blueprint/cache_blocks.py
                 return _bytes_rows_first if heads_first else _bytes
             return _words_rows_first if heads_first else _words
-        if scale.dtype is BLOCKS:
+        if are_of_blocks(scale):
             return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
         if not is_by_row(scale, self.sizes):
             return _as_it_is if tuple(scale.shape) == self.sizes else self._of_one_number

@@ -46,6 +46,7 @@ from cute_fa4.calls.operands.scale_views import (
     WORD,
     GivenScales,
     ScaleViews,
+    are_of_blocks,
     is_by_row,
 )
 from cute_fa4.calls.operands.tensors import FP8, are_in_pages, check_is_tensor, check_place
@@ -91,7 +92,7 @@ def checked_scales(
         if name in OF_CACHE_BLOCKS:
             if not (of_blocks or are_in_pages(q, k)):
                 _check_has_cache_blocks(name, q, k)
-        elif getattr(scale, "dtype", None) is BLOCKS:
+        elif are_of_blocks(scale):
             _check_blocks(name, scale, q, k, of_rows)
         else:
             _check(name, scale, q, k, by_head, of_rows)
@@ -274,7 +275,7 @@ def _check_cache_blocks(tensors: CallTensors, heads_first: bool) -> None:
 
 def _check_both_have_blocks(tensors: CallTensors) -> None:
     """Block scales must be given for both operands of a product."""
-    has = [getattr(getattr(tensors, name), "dtype", None) is BLOCKS for name in OF_BLOCKS]
+    has = [are_of_blocks(getattr(tensors, name)) for name in OF_BLOCKS]
     if has[0] != has[1]:
         name, other = OF_BLOCKS if has[0] else reversed(OF_BLOCKS)
         raise TypeError(
@@ -297,6 +298,6 @@ def said_by(given: dict[str, torch.Tensor], by_head: tuple) -> Scales:
 
 
 def _kind_of(scale: torch.Tensor, by_head: tuple) -> str:
-    if scale.dtype is BLOCKS:
+    if are_of_blocks(scale):
         return BLOCK_OF_ROW
     return ROW if is_by_row(scale, by_head) else HEAD

@@ -181,7 +181,7 @@ class Owner:
     def stats(self) -> int:
         """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128, or parts of both."""
         if self.subtracts:
-            return subtracted_sizes.NUMBERS * self.other_rows // ROWS
+            return self.other_rows * subtracted_sizes.NUMBERS_A_ROW
         return STATS if self.has_dp else ROWS
 
     @property

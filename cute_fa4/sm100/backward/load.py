@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from . import operands
 from .config import STATS
 from .operands import OwnerArgs
+from .subtracted_sizes import NUMBERS_A_ROW
 from .work import Place, Work, kv_head, line_of_tile, q_head, row_in_line
 
 
@@ -51,7 +52,9 @@ def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots
     if with_stats:
         line = work.sequence.stats_tile + line_of_tile(owner, place)
         to = cta.stats_address + slots[0].index * (owner.stats * 4)
-        first = STATS + row_in_line(owner, place, 0) * 8 if owner.subtracts else 0
+        first = 0
+        if owner.subtracts:
+            first = STATS + row_in_line(owner, place, 0) * NUMBERS_A_ROW
         operands.load_stats(owner, args.stats[head, line, None], first, to, mbarrier)
 
 

@@ -11,9 +11,10 @@ contraction subtracts them. Float32 numbers are sums of three bf16 numbers, what
 
 Then P = 2^(c (S - L / c)), with c = scale log2(e). Where L is infinite, the number is FAR: with 0 it makes 0.
 
-Both are K-major without swizzle, cores of 8 rows of 16 bytes. delta.py writes a tile of queries as the MMA reads it:
-eight rows of parts of L, the same eight rows of parts of delta, and so on. The rows of keys are all the same; in shared
-memory there are three blocks of 128 rows of 16 bytes: zeros, ones, zeros. S reads the last two, dP the first two.
+Both are K-major without swizzle, cores of 8 rows of 16 bytes. delta.py writes a tile of queries in the order in which
+the MMA reads it: the parts of L for eight rows, then the parts of delta for these rows, then the next eight rows. Every
+row of keys holds the same numbers. Shared memory has three blocks of 128 rows of 16 bytes: zeros, ones, zeros. S reads
+the last two, dP the first two.
 """
 
 import cutlass

@@ -5,6 +5,7 @@ from ...layouts.umma_descriptors import MMA_K_BYTES
 
 ROWS = 128  # of a tile
 CORE_BYTES = ROWS_PER_PERIOD * CHUNK_BYTES
-NUMBERS = ROWS * MMA_K_BYTES // 4  # float32 that take the place of the parts of a tile of queries
+NUMBERS_A_ROW = MMA_K_BYTES // 4  # float32 that take the place of the parts of a query
+NUMBERS = ROWS * NUMBERS_A_ROW  # of a tile of queries
 BLOCK_BYTES = ROWS * CHUNK_BYTES
 ONES_BYTES = 3 * BLOCK_BYTES

@@ -16,8 +16,7 @@ from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import LoadOrder
 from ..steps import loads
 from ..steps.warps import LoadWarp, TileToLoad
-from ..sync.kernel_args import KernelArgs, Smem
-from ..sync.pipelines import Slot, TMAProducerPipeline
+from ..sync.pipelines import Slot
 from ..work.tile import Work
 
 
@@ -46,16 +45,10 @@ def load_tile(
 
 
 def start(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    kv: TMAProducerPipeline,
-    work: Work,
-    entries: Int32 | tuple,
-    at: Slot,
+    cfg, warp: LoadWarp, work: Work, entries: Int32 | tuple, at: Slot
 ) -> tuple[Slot, Boolean]:
     """-> (the slot after K of the first key tile, if there is a tile; whether there is one)."""
-    return loads.load_first_k(cfg, KVBufferConfig.for_k(cfg), args, smem, kv, work, entries, at)
+    return loads.load_first_k(cfg, KVBufferConfig.for_k(cfg), warp, work, entries, at)
 
 
 class GuessingOrder(LoadOrder):

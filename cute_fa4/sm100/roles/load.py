@@ -83,7 +83,7 @@ def run(
     entries, started = Int32(0), None
     if cutlass.const_expr(order.starts_early):
         entries = order.first_entries(cfg, args, work, guessed)
-        at, started = order.start(cfg, args, smem, kv, work, entries, at)
+        at, started = order.start(cfg, warp, work, entries, at)
     work = queue.publish(number, work)
     if cutlass.const_expr(not order.starts_early):
         entries = order.first_entries(cfg, args, work, guessed)

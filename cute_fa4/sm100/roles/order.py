@@ -172,7 +172,7 @@ class Loads:
         """The page table's entries for the first key tile of the first work tile. guessed: of guessed_entries."""
         return loads.look_up(cfg, args, work, work.tiles.first)
 
-    def start(self, cfg, args, smem, kv, work, entries, at):
+    def start(self, cfg, warp, work, entries, at):
         """Copy early -> (the next slot, the copies made); where starts_early."""
         return at, None
 

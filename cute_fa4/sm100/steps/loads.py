@@ -14,6 +14,7 @@ from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work import block_lists, blocks, rows, tile_order
 from ..work.tile import Work
 from . import rope_rows
+from .warps import LoadWarp
 
 
 def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int, place=None):
@@ -177,9 +178,7 @@ def rows_of_tile(
 def load_first_k(
     cfg: cutlass.Constexpr,
     of_k: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    kv: TMAProducerPipeline,
+    warp: LoadWarp,
     work: Work,
     entries: Int32 | tuple,
     at: Slot,
@@ -188,13 +187,14 @@ def load_first_k(
 
     of_k: the KVBufferConfig of its own columns; entries: of the page table
     """
+    args, smem = warp.args, warp.smem
     k = KVBuffer(of_k, smem.kv_address, args.k)
     started = work.tiles.count > 0
     if started:
         n = work.tiles.first
         found, _ = find_rows(cfg, args, work, n, entries)
         rope = rope_rows.found_of(cfg, args, smem, work, n, entries, found)
-        at = load_k(cfg, k, kv, work, at, found, rope, fresh=True)
+        at = load_k(cfg, k, warp.kv, work, at, found, rope, fresh=True)
     return at, started
 
 

@@ -29,7 +29,7 @@ from ..steps.products import column_of
 from ..steps.warpgroup import CorrectionGroup
 from ..steps.warps import LoadWarp, MmaWarp, ScoreTile, TileToLoad
 from ..sync.kernel_args import Events, KernelArgs, Smem
-from ..sync.pipelines import KVConsumerPipeline, KVPosition, Slot, TMAProducerPipeline
+from ..sync.pipelines import KVConsumerPipeline, KVPosition, Slot
 from ..work import runs
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
@@ -145,16 +145,10 @@ def load_tile(
 
 
 def start(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    kv: TMAProducerPipeline,
-    work: Work,
-    entries: Int32 | tuple,
-    at: Slot,
+    cfg, warp: LoadWarp, work: Work, entries: Int32 | tuple, at: Slot
 ) -> tuple[Slot, Started]:
     """K of the first key tile, if there is one, before the work tile is announced."""
-    at, started = loads.load_first_k(cfg, own_columns(cfg), args, smem, kv, work, entries, at)
+    at, started = loads.load_first_k(cfg, own_columns(cfg), warp, work, entries, at)
     return at, Started(entries, started)
 
 

@@ -51,6 +51,13 @@ class PlantingError(AssertionError):
     """The PTX has no such place."""
 
 
+def with_text(text: str, old: str, new: str, of: str) -> str:
+    """The text with `new` in the place of `old`, which it has once. of: whose text it is, for the message."""
+    if text.count(old) != 1:
+        raise PlantingError(f"{of} has {text.count(old)} times {old!r}")
+    return text.replace(old, new)
+
+
 # --- where
 
 

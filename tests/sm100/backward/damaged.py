@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cute_fa4.sm100 import backward
 from cute_fa4.sm100.backward import kernel
-from tests.emulator.mutations.edits import PlantingError
+from tests.emulator.mutations.edits import with_text
 
 NAME = "cute_fa4.sm100.damaged_backward"
 SOURCES = Path(backward.__file__).parent
@@ -25,10 +25,8 @@ class Defect:
 
     def damaged(self) -> str:
         """The text of the file. PlantingError where `old` is not there once."""
-        text = (SOURCES / f"{self.file}.py").read_text()
-        if text.count(self.old) != 1:
-            raise PlantingError(f"{self.file}.py has {text.count(self.old)} times {self.old!r}")
-        return text.replace(self.old, self.new)
+        source = SOURCES / f"{self.file}.py"
+        return with_text(source.read_text(), self.old, self.new, source.name)
 
     def plant(self, monkeypatch, folder: Path):
         """Kernels made from here on have the defect. folder: an empty one of the test."""

@@ -67,8 +67,8 @@ OPERANDS = {
     ),
     "products read own tiles in the ring": Defect("products", "    if i in owner.moved:", "    if False:", "causal"),
     # --- tiles of 64 rows with L and delta of 128 queries
-    "parts of the first half of a line": Defect("load", "row_in_line(owner, place, 0) * 8", "0", "causal"),
-    "parts of another half": Defect("load", "place, 0) * 8", "place, 0) * 4", "causal"),
+    "parts of the first half of a line": Defect("load", "row_in_line(owner, place, 0) * NUMBERS_A_ROW", "0", "causal"),
+    "parts of another half": Defect("load", "place, 0) * NUMBERS_A_ROW", "place, 0) * 4", "causal"),
     # --- L and delta in a step of the MMAs
     "no step subtracts L and delta": Defect("products", "if owner.subtracts:", "if False:", "causal"),
     "delta from S": Defect("products", "of_dp=i == 1", "of_dp=True", "causal"),

@@ -50,11 +50,11 @@ def test_the_first_work_tile_starts_k_where_it_has_keys(mode):
 
 
 @cute.jit
-def always(cfg, args, smem, kv, work, entries, at):
+def always(cfg, warp, work, entries, at):
     """start, which does not look whether there are keys."""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
-    of_k, _ = loads.find_rows(cfg, args, work, work.tiles.first, entries)
-    return loads.load_k(cfg, k, kv, work, at, of_k, fresh=True), Boolean(True)
+    k = KVBuffer(KVBufferConfig.for_k(cfg), warp.smem.kv_address, warp.args.k)
+    of_k, _ = loads.find_rows(cfg, warp.args, work, work.tiles.first, entries)
+    return loads.load_k(cfg, k, warp.kv, work, at, of_k, fresh=True), Boolean(True)
 
 
 DEFECTS = {

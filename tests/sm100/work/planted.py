@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tests.emulator.mutations.edits import PlantingError
+from tests.emulator.mutations.edits import with_text
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,8 @@ class Edit:
     def plant(self, monkeypatch, folder: Path) -> None:
         """Kernels made from here on have it. folder: a folder of the test."""
         source = Path(self.module.__file__)
-        text = source.read_text()
-        if text.count(self.old) != 1:
-            raise PlantingError(f"{source.name} has {text.count(self.old)} times {self.old!r}")
         path, name = folder / "damaged.py", f"{self.module.__package__}.damaged"
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text(with_text(source.read_text(), self.old, self.new, source.name))
         spec = importlib.util.spec_from_file_location(name, path)
         made = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, made)

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from cute_fa4 import BlockSparseTensors
+from cute_fa4.calls.block_lists import Lists, Side
+from cute_fa4.calls.small_blocks import Conversion
 from cute_fa4.operators import sharding
+from cute_fa4.operators.tiles import arguments_of_tiles, block_tiles
 from cute_fa4.score_mods import ScoreMod
 from tests.attention.listed import Listed
 from tests.distributed import dtensors
@@ -46,11 +49,14 @@ def parts() -> dict:
 
 def small_lists() -> dict:
     """Lists of blocks of 64 of two heads. A rank has all of them, so that it finds those of its queries."""
-    lists = Listed.draw((1, 140, 200), (2, 1), (64, 64), (0.4, 0.8)).lists()
-    given = lists._asdict() | dict(
-        longest_q=140, longest_k=200, batch=1, hides=True, lengths_k=None
-    )
-    return {n: x for n, x in given.items() if n in names_of_tiles() and x is not None}
+    given = Listed.draw((1, 140, 200), (2, 1), (64, 64), (0.4, 0.8)).lists()
+    lists = Lists.of_operator(given._asdict())
+    conversion = Conversion(lists, Side(140), Side(200), batch=1, hides=True, tile_q=128)
+    tensors, options = arguments_of_tiles(conversion)
+    names = [argument.name for argument in block_tiles._schema.arguments][: len(tensors)]
+    named = zip(names, tensors, strict=True)
+    options["block_size"] = tuple(options["block_size"])  # lists are of tensors here
+    return {name: x for name, x in named if x is not None} | options
 
 
 def of_indexer() -> dict:
@@ -73,10 +79,6 @@ def of_logits() -> dict:
     return dict(logits=torch.randn(5, 40), k=7) | dict.fromkeys(
         ("starts", "ends"), torch.arange(5).int() + 9
     )
-
-
-def names_of_tiles() -> list[str]:
-    return [a.name for a in torch.ops.cute_fa4.block_tiles.default._schema.arguments]
 
 
 def latent() -> dict:

@@ -28,7 +28,7 @@ from tests.suite.sweep import Part
 FILE = Path(__file__).with_name("costs.json")
 SECONDS = 0.5
 """What every commit may spend on a function."""
-MOST = 18
+MOST = 36
 """Commits that share a function, at most."""
 
 
@@ -46,12 +46,12 @@ def commits_for(seconds: float, dealt: int = 1) -> int:
     """How many commits share a function that takes so many seconds on a core.
 
     >>> [commits_for(seconds) for seconds in (0.2, 0.5, 1.1, 3.5, 300.0)]
-    [1, 1, 3, 7, 18]
+    [1, 1, 3, 7, 36]
 
     dealt: commits that share its list already.
 
     >>> [commits_for(300.0, dealt) for dealt in (1, 3, 12)]
-    [18, 6, 1]
+    [36, 12, 3]
     """
     return min(MOST // dealt, max(1, math.ceil(seconds / SECONDS)))
 

@@ -206,6 +206,7 @@ def by_decode(batch: Batch, layout: str = "HND", **options):
     )
     (queries,) = set(batch.queries)
     where = dict(block_tables=stored["page_table"], seq_lens=stored["seqused_k"])
+    cache = options.pop("kv_cache", cache)
     return quiet(
         flashinfer.trtllm_batch_decode_with_kv_cache, tokens(batch), cache, SCRATCH, max_seq_len=max(batch.keys),
         **where | dict(bmm1_scale=64**-0.5, return_lse=True, q_len_per_req=queries, kv_layout=layout) | options,
@@ -224,9 +225,8 @@ def by_wrapper_of_decode(
     wrapper.plan(
         *stored["listed"], 4, 2, 64, PAGE, q_data_type=batch.q[0].dtype, q_len_per_req=queries, **planned or {}
     )  # fmt: skip
-    return quiet(
-        wrapper.run, tokens(batch), (stored["k"], stored["v"]), **dict(return_lse=True) | options
-    )
+    cache = options.pop("kv_cache", (stored["k"], stored["v"]))
+    return quiet(wrapper.run, tokens(batch), cache, **dict(return_lse=True) | options)
 
 
 def by_wrapper_of_prefill(batch: Batch, layout: str = "NHD", planned=None, **options):

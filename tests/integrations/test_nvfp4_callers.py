@@ -271,9 +271,6 @@ REFUSED = {
     "a wrapper's backend": (
         by_wrapper, dict(backend="fa3", views=CACHE.views()), NO, "backend: 'fa3' with kv_cache_sf; accepted: 'trtllm",
     ),
-    "pages by heads": (
-        by_decode, dict(enable_block_sparse_attention=True), NO, "kv_cache_sf: (tensor",
-    ),
     "vLLM's keys without pages": (
         by_vllm, dict(block_table=None), NO, "block_table: None with k and v of torch.uint8",
     ),

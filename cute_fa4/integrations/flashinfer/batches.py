@@ -77,14 +77,14 @@ def trtllm_batch_decode_with_kv_cache(
     query            (batch * q_len_per_req, heads, head_dim), bf16, fp16 or float8; or, with cum_seq_lens_q,
                      (batch + 1,) int32, tokens of each request by these offsets, independent of q_len_per_req
     kv_cache         a pair of (num_pages, heads_kv, page_size, head_dim), or one tensor (num_pages, 2, ...);
-                     kv_layout="NHD": (num_pages, page_size, heads_kv, head_dim)
+                     kv_layout="NHD": (num_pages, page_size, heads_kv, head_dim). NVFP4: uint8 with head_dim / 2
     block_tables     (batch, pages) int32; seq_lens (batch,) int32, including the tokens of query
     enable_block_sparse_attention   True: these are of each key-value head, (heads_kv, batch, pages) and (heads_kv,
                      batch): the pages that the head selects, and how many keys they hold. One token of a request,
                      pages in HND, no window, no sinks, no buffer for lse
-                     NVFP4: uint8 with head_dim / 2
-    kv_cache_sf      of an NVFP4 cache, float8_e4m3fn: a pair, or one tensor, as kv_cache with head_dim / 16. The scales
-                     of V are in the 4-token order of backend "trtllm-gen", which "auto" is; "fa2": linear
+    kv_cache_sf      a pair, or one tensor, as kv_cache. Of an NVFP4 cache float8_e4m3fn with head_dim / 16; scales of V
+                     are in the 4-token order of backend "trtllm-gen", which "auto" is; "fa2": linear. Of an MXFP8 cache
+                     float8_e8m0fnu with head_dim / 32, linear
     bmm1_scale       scale of q k^T; bmm2_scale of out: numbers, or one float32 on the device over a quantized cache
     bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), instead of bmm1_scale
     window_left      number of visible keys before a token's own; -1: all
@@ -121,13 +121,15 @@ def trtllm_batch_decode_with_kv_cache(
         check_layout(kv_layout)
         check_neutral_of_heads(
             sinks=(sinks, None), q_len_per_req=(q_len_per_req, 1), window_left=(window_left, -1), lse=(lse, None),
-            kv_layout=(kv_layout, "HND"), kv_cache_sf=(kv_cache_sf, None),
+            kv_layout=(kv_layout, "HND"),
         )  # fmt: skip
         caches = caches_of("kv_cache", kv_cache)
+        scales = () if kv_cache_sf is None else caches_of("kv_cache_sf", kv_cache_sf)
         heads = caches[0].shape[1]
-        query, kv_cache, block_tables, seq_lens = tables_of_heads.folded(
-            query, caches, block_tables, seq_lens
+        query, kv_cache, scales, block_tables, seq_lens = tables_of_heads.folded(
+            query, caches, scales, block_tables, seq_lens
         )
+        kv_cache_sf = scales or None
         out = tables_of_heads.out_by_heads(out, heads)
     cache = kv_cache, kv_cache_sf, backend
     given = query, cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx

@@ -116,7 +116,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
         q_scale, k_scale, v_scale   numbers, or one float32 on the device over a quantized cache
         kv_cache_sf   of an NVFP4 cache (kv_data_type torch.uint8, rows of head_dim / 2 bytes), float8_e4m3fn: a pair,
                       or one tensor, as the cache with head_dim / 16. The scales of V are in the 4-token order of
-                      backend="trtllm-gen", or linear as in "fa2", which "auto" is
+                      backend="trtllm-gen", or linear as in "fa2", which "auto" is. Of an MXFP8 cache float8_e8m0fnu
+                      with head_dim / 32, linear
         """
         check_run(args, enable_pdl)
         caches = caches_of("paged_kv_cache", paged_kv_cache), kv_cache_sf

@@ -123,7 +123,7 @@ class Wrapper:
         return plan
 
     def _blocks(self, k, v, kv_cache_sf) -> dict:
-        """The block scales of an NVFP4 cache, in the order of the backend; {} without."""
+        """The block scales of a cache, those of NVFP4 in the order of the backend; {} without."""
         return blocks_of((k, v), kv_cache_sf, self._backend, OF_AUTO)
 
     def _changed(self, **given) -> None:

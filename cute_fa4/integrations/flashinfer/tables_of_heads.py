@@ -3,8 +3,9 @@
     block_tables (heads_kv, batch, pages), seq_lens (heads_kv, batch)    request b, head h -> request b * heads_kv + h
     page p of head h begins p * page stride + h * head stride            page p * ratio + h of a view with one head
 
-ratio is the page stride over the head stride. Nothing of the cache is copied. Pages are (heads_kv, page_size, depth):
-with heads inside of rows, such pages would begin between rows, where the kernels load none.
+ratio is the page stride over the head stride: one for keys, values and the scales of their blocks, because they have
+one table. Nothing of the cache is copied. Pages are (heads_kv, page_size, depth): with heads inside of rows, such pages
+would begin between rows, where the kernels load none.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import torch
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 
 
-def folded(query, caches: tuple, table, lengths) -> tuple:
-    """-> (query, (k, v), table, lengths) of requests of one key-value head each. ValueError by the callers' names."""
+def folded(query, caches: tuple, scales: tuple, table, lengths) -> tuple:
+    """-> (query, (k, v), their scales, table, lengths) of requests of one key-value head each.
+
+    scales: of the blocks of k and v, or (). ValueError by the callers' names.
+    """
     for name, tensor in (("block_tables", table), ("seq_lens", lengths)):
         check_is_tensor(name, tensor)
     heads, (tokens, heads_q, _) = caches[0].shape[1], query.shape
@@ -27,14 +31,19 @@ def folded(query, caches: tuple, table, lengths) -> tuple:
                 f"{name}: shape {tuple(tensor.shape)} with enable_block_sparse_attention; accepted: "
                 f"({heads}, {tokens}{', pages' * (rank == 3)}), key-value heads and tokens of query"
             )
-    (k, ratio), (v, of_v) = (_of_one_head(x, heads) for x in caches)
-    if ratio != of_v:
-        raise ValueError(
-            f"kv_cache: pages of K lie {ratio} head strides apart, of V {of_v}; accepted: one layout for both"
-        )
+    named = [("kv_cache", x) for x in caches] + [("kv_cache_sf", x) for x in scales]
+    views, ratios = zip(*(_of_one_head(name, x, heads) for name, x in named), strict=True)
+    ratio = ratios[0]
+    for (name, _), other, of in zip(named, ratios, ("K", "V") * 2, strict=False):
+        if other != ratio:
+            raise ValueError(
+                f"{name}: pages of {of} lie {other} head strides apart, of K in kv_cache {ratio}; accepted: as many in "
+                "all, as where keys, values and their scales are tensors of their own"
+            )
     head = torch.arange(heads, dtype=table.dtype, device=table.device)
     places = table.transpose(0, 1) * ratio + head[None, :, None]
-    return by_heads(query, heads), (k, v), places.flatten(0, 1), lengths.t().flatten()
+    where = places.flatten(0, 1), lengths.t().flatten()
+    return by_heads(query, heads), views[:2], views[2:], *where
 
 
 def by_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -61,15 +70,20 @@ def of_tokens(x, heads: int):
     return x.unflatten(0, (-1, heads)).flatten(1, 2)
 
 
-def _of_one_head(cache, heads: int) -> tuple[torch.Tensor, int]:
+def _of_one_head(name: str, cache, heads: int) -> tuple[torch.Tensor, int]:
     """-> (pages of one head, page stride over head stride)."""
+    if cache.dim() != 4 or cache.shape[1] != heads:
+        raise ValueError(
+            f"{name}: shape {tuple(cache.shape)} with enable_block_sparse_attention; accepted: pages of {heads} heads, "
+            "as keys have"
+        )
     if heads == 1:
         return cache, 1
     apart = cache.stride(1)
     ratio, rest = divmod(cache.stride(0), apart)
     if rest or ratio < heads:
         raise ValueError(
-            f"kv_cache: strides {cache.stride()} with enable_block_sparse_attention; accepted: a page stride that is "
+            f"{name}: strides {cache.stride()} with enable_block_sparse_attention; accepted: a page stride that is "
             "a multiple of the head stride, and spans all heads"
         )
     sizes, strides = list(cache.shape), list(cache.stride())

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from cute_fa4.calls.operands.foreign import check_neutral
-from cute_fa4.calls.operands.four_bits import BYTES
+from cute_fa4.calls.operands.four_bits import BYTES, OF_MX
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
+from cute_fa4.dtypes import E2M1, MXE4M3
 from cute_fa4.layouts.cache_scales import INTERLEAVED4, LINEAR
 from cute_fa4.system.messages import shown
 
@@ -40,7 +41,7 @@ def caches_of(name: str, cache) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def blocks_of(caches: tuple, kv_cache_sf, backend, auto: str) -> dict:
-    """The block scales of an NVFP4 cache, as the public functions take them; {} without.
+    """The block scales of an NVFP4 or MXFP8 cache, as the public functions take them; {} without.
 
     caches       (K, V); kv_cache_sf has the scales of both, as a pair or as one tensor, like a cache
     backend      whose order the scales of V have; auto: the one that FlashInfer takes for "auto"
@@ -48,12 +49,23 @@ def blocks_of(caches: tuple, kv_cache_sf, backend, auto: str) -> dict:
     k, v = (getattr(x, "dtype", None) for x in caches)
     if kv_cache_sf is None and BYTES not in (k, v):
         return {}
-    if kv_cache_sf is None or (k, v) != (BYTES, BYTES):
+    of_mx, scale_of_mx = OF_MX
+    if kv_cache_sf is None or (k, v) not in ((BYTES, BYTES), (of_mx, of_mx)):
         found = "None" if kv_cache_sf is None else "given"
         raise TypeError(
-            f"kv_cache_sf: {found} with keys of {k} and values of {v}; accepted: the scales of each 16 numbers of keys "
-            f"and values of {BYTES} (NVFP4); None over others"
+            f"kv_cache_sf: {found} with keys of {k} and values of {v}; accepted: the scales of each {E2M1.block} "
+            f"numbers of keys and values of {BYTES} (NVFP4), or of each {MXE4M3.block} of {of_mx} (MXFP8); None over "
+            "others"
         )
+    of_k, of_v = caches_of("kv_cache_sf", kv_cache_sf)
+    if k is of_mx:
+        for scale in (of_k, of_v):
+            if scale.dtype is not scale_of_mx:
+                raise TypeError(
+                    f"kv_cache_sf: dtype {scale.dtype} over a cache of {of_mx}; accepted: {scale_of_mx} (MXFP8), or "
+                    "None with one scale of all numbers in bmm1_scale or k_scale"
+                )
+        return {"k_block_scale": of_k, "v_block_scale": of_v}
     if backend in ("auto", None):
         backend = auto
     if backend not in V_SCALES:
@@ -61,7 +73,6 @@ def blocks_of(caches: tuple, kv_cache_sf, backend, auto: str) -> dict:
             f"backend: {shown(backend)} with kv_cache_sf; accepted: {' or '.join(map(repr, V_SCALES))}, which say in "
             "which order the scales of V are, or 'auto'"
         )
-    of_k, of_v = caches_of("kv_cache_sf", kv_cache_sf)
     return {
         "k_block_scale": of_k,
         "v_block_scale": of_v,

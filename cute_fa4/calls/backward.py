@@ -317,10 +317,14 @@ def _steps(tensor: torch.Tensor) -> torch.Tensor:
 def _of_sinks(stats: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """A sink is a score whose value is zero: the sum over rows of -exp(sink - lse) delta, in its own order.
 
+    Rows without keys whose sink is below the limit of scores have lse +inf (sm100/backward/delta.py), and weight 1.
+
     stats: (heads, tiles, [log-sum-exps in powers of two, deltas, ...]), as sm100/backward/delta.py writes them.
     """
     lse, delta = stats[..., :STATS].unflatten(-1, (2, ROWS)).unbind(-2)
-    weight = weights_of_sinks(sink.float()[:, None, None] * math.log2(math.e), lse, torch.exp2)
+    of_rows = sink.float()[:, None, None]
+    weight = weights_of_sinks(of_rows * math.log2(math.e), lse, torch.exp2)
+    weight = torch.where(lse == math.inf, (of_rows > -math.inf).float(), weight)
     return -torch.where(delta == 0, 0.0, weight * delta).sum((1, 2)).to(sink.dtype)
 
 

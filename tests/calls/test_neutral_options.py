@@ -136,6 +136,31 @@ def test_sinks_far_above_the_scores_and_infinite_ones(name, families, monkeypatc
         assert_agrees(*called(name, families, monkeypatch, **given), sink=sink)
 
 
+FAR_BELOW = torch.tensor([-3e38, -1e9])
+"""Below the negative limit of scores; divided by a softmax scale, the first is no float32."""
+LAST_SEES_ONE = (
+    None,
+    1 - shape_calls.KEYS,
+)  # a window: the last query sees the first key, the others none
+
+
+@pytest.mark.parametrize("splits", ["one part", "parts"])
+@pytest.mark.parametrize("name", NAMES)
+def test_sinks_far_below_the_scores(name, splits, families, monkeypatch):
+    """Beside keys they are none. Alone they are the log-sum-exp: of a sequence without keys, of rows that see none."""
+    number = 1 if splits == "one part" else splits_of(name)[0]
+    given = dict(learnable_sink=FAR_BELOW, keys="padded", splits=number)
+    batch, out, lse = called(name, families, monkeypatch, **given)
+    assert_agrees(batch, out, lse, sink=FAR_BELOW)
+    assert torch.equal(lse[1], FAR_BELOW[:, None].expand_as(lse[1]))
+    if masks_fit(name):
+        given |= dict(window_size=LAST_SEES_ONE)
+        batch, out, lse = called(name, families, monkeypatch, **given)
+        assert_agrees(
+            batch, out, lse, sink=FAR_BELOW, visible=lambda p, j: j <= p + LAST_SEES_ONE[1]
+        )
+
+
 @pytest.mark.parametrize("scale", [SMALLEST_SCALE, LARGEST_SCALE])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_softmax_scale_that_is_accepted(name, scale, families, monkeypatch):

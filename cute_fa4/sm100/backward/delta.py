@@ -8,7 +8,8 @@ Sixteen lanes process a row, eight columns each at a time: a warp reads two rows
 a tile of 128 queries is a contiguous 1 KiB: 128 log-sum-exps times log2(e), then 128 deltas. Where MMAs subtract both
 (subtracted.py), 4 KiB of their parts follow. The other kernels load either with one bulk copy and need no bound on the
 queries: where there is no query, or one that sees no key, the log-sum-exp is +inf, and P = 2^(c S - inf) is 0 for any
-S.
+S. So it is below the negative limit of scores, where the forward pass has no keys (steps/row_math.py) and a sink is
+all.
 
 Delta has a separate kernel because the owner of keys would otherwise compute it for each of its query tiles. It would
 then load O for each tile, and its mainloop would load half as many bytes again.
@@ -18,6 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..blueprint.problem import LARGEST_SCORE_LOG2
 from ..steps.row_math import LOG2_E
 from . import subtracted
 from .config import ROWS, STATS
@@ -93,7 +95,7 @@ def run(
                     place = sequence.index, at, head, None
                     total = product(cfg, o[place], do[place], lane)
                 power = power * LOG2_E
-                if power == -Float32.inf:
+                if power < -(2.0 ** LARGEST_SCORE_LOG2[cfg.dtype]):
                     power = Float32.inf
             total = over_lanes(total)
             if lane == 0:

@@ -126,7 +126,7 @@ def log_sum_exp(
             total_log2 = row_math.log2_of_sum(row_sum, cfg.p_lift_log2)
             factor = scales.of_scores(cfg, args, work)
             lse = (row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
-            lse = sinks.in_lse(cfg, args, work, rows.head_of(cfg, work, place), lse)
+        lse = sinks.in_lse(cfg, args, work, rows.head_of(cfg, work, place), lse)
         args.lse[results.lse_place(cfg, args, work, place)] = lse
 
 

@@ -294,5 +294,4 @@ def row_lse(
     if state.row_sum != 0.0:
         total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
         lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
-        lse = sinks.in_lse(cfg, args, work, head, lse)
-    return lse
+    return sinks.in_lse(cfg, args, work, head, lse)

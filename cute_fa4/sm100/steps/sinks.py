@@ -7,7 +7,8 @@
                     ends the rows (combine/kernel.py)
 
 Either way a sink of +inf leaves out 0, and one of -inf changes no bit. A row begins with less than the limit of scores
-(row_math.closed): beside a larger sink keys have no weight, and its log-sum-exp is the sink.
+(row_math.closed): beside a larger sink keys have no weight, and its log-sum-exp is the sink. Below the negative limit
+a row sum is closed to 0, as that of a row without keys, and again the log-sum-exp is the sink.
 """
 
 import cutlass
@@ -22,7 +23,9 @@ from . import row_math
 from .row_math import LOG2_E
 
 FIRST = 1.0 - 2.0**-20  # of the limit of scores: the largest sink that a row begins with
-AT_LIMIT = 1.0 - 2.0**-19  # of the limit: a row whose sink is larger has the sink as its LSE
+AT_LIMIT = (
+    1.0 - 2.0**-19
+)  # of the limit: a row whose sink is of a larger size has an LSE of at least the sink
 
 
 def begin_rows(cfg) -> bool:
@@ -46,14 +49,14 @@ def first_maximum(cfg, args: KernelArgs, head, factor):
 
 @cute.jit
 def in_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, head, lse: Float32) -> Float32:
-    """The log-sum-exp of a row: the sink itself, if that is more than a row begins with.
+    """The log-sum-exp of a row: the sink itself, if that is larger and beyond the limit of scores, on either side.
 
-    The row's maximum would say the same. A second use of it would keep a multiplication and an addition of the LSE
-    apart, which round together in kernels without a sink.
+    lse: of the row sum; -inf where that is 0. Above, the row's maximum would say the same. A second use of it would
+    keep a multiplication and an addition of the LSE apart, which round together in kernels without a sink.
     """
     if cutlass.const_expr(begin_rows(cfg)):
         sink = of_head(args, head)
-        begins = sink > AT_LIMIT * cfg.score_limit_log2 / LOG2_E
+        begins = abs(sink) > AT_LIMIT * cfg.score_limit_log2 / LOG2_E
         if cutlass.const_expr(cfg.in_parts):
             begins = begins & results.is_first_part(cfg, work)
         if begins:

@@ -159,6 +159,10 @@ DEFECTS = {
     "delta without dlse": Defect("delta", "total - less", "total", "dlse"),
     "dlse is added": Defect("delta", "total - less", "total + less", "dlse"),
     "delta of half of the lanes": Defect("delta", "(8, 4, 2, 1)", "(4, 2, 1)", "causal"),
+    "an L below the limit of scores stays as it is": Defect(
+        "delta", "if power < -(2.0 ** LARGEST_SCORE_LOG2[cfg.dtype]):", "if power == -Float32.inf:",
+        "sinks far below the scores",
+    ),
     "natural log-sum-exps": Defect("delta", "power = power * LOG2_E", "power = power * 1.0", "causal"),
     "rows beyond the end have weights": Defect(
         "delta", "total, less = Float32.inf,", "total, less = Float32(-1e30),", "causal",

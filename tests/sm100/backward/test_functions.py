@@ -79,6 +79,7 @@ def with_alibi(s):
     return s - slopes[:, None, None] * (POSITION - KEY).abs()
 
 
+FAR_BELOW = torch.tensor([-2e38, -1e9])
 CASES = {
     # saturated: the slope goes from 1 to 0
     "soft cap": (dict(score_mod=soft_cap(2.0)), dict(score_mod=soft)),
@@ -122,6 +123,10 @@ CASES = {
     "sinks of rows without keys": (
         dict(sink=torch.tensor([1.0, 0.5]), mask=masks.window(None, -70)),
         dict(sink=torch.tensor([1.0, 0.5]), visible=KEY <= POSITION - 70),
+    ),
+    # log-sum-exps of -2e38 and -1e9: divided by the scale, the first is no float32
+    "sinks far below the scores": (
+        dict(sink=FAR_BELOW, mask=masks.window(None, -70)), dict(sink=FAR_BELOW, visible=KEY <= POSITION - 70),
     ),
 }  # fmt: skip
 

@@ -87,6 +87,12 @@ UNSUPPORTED = {
     "is_var_seq": ((True, False), "lengths are read on the device"),
     "cute_dsl_impl": (("auto", "modular", "monolithic"), "the call chooses the kernel"),
     "kv_scale_format": (("auto", "pow2_fp32", "arbitrary_fp32"), "any float32 may be the scale of a row"),
+    **dict.fromkeys(
+        ("hca_swa_indices", "hca_compressed_block_tables", "hca_seq_lens", "hca_sparse_indices_format"),
+        ((None,), "keys of both caches are listed by row: sparse_indices, extra_sparse_indices"),
+    ),
+    "hca_is_causal": ((True,), "a query sees the keys of its lists"),
+    "hca_use_persistent": ((False, True), "the call chooses the kernel"),
     "bf16q_fp8kv_transform_mode": ((None, "k_only", "separate_kv"), "the call chooses the kernel"),
 }  # fmt: skip
 # Plans that other packages compute from the lengths before a call; accepted as tensors, and not read.

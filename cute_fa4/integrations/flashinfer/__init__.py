@@ -1,6 +1,7 @@
 """FlashInfer's attention over paged and ragged keys, with its parameters: only the import changes.
 
 latent.py     trtllm_batch_decode_with_kv_cache_mla
+sparse_latent.py   trtllm_batch_decode_sparse_mla_dsv4
 batches.py    trtllm_batch_decode_with_kv_cache, trtllm_batch_context_with_kv_cache
 decode.py     BatchDecodeWithPagedKVCacheWrapper
 prefill.py    BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
@@ -25,12 +26,14 @@ from cute_fa4.integrations.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
 )
+from cute_fa4.integrations.flashinfer.sparse_latent import trtllm_batch_decode_sparse_mla_dsv4
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "trtllm_batch_context_with_kv_cache",
+    "trtllm_batch_decode_sparse_mla_dsv4",
     "trtllm_batch_decode_with_kv_cache",
     "trtllm_batch_decode_with_kv_cache_mla",
 ]

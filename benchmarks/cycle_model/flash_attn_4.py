@@ -15,7 +15,7 @@ import os
 import tempfile
 
 from benchmarks.cycle_model import peer_process
-from benchmarks.cycle_model.our_kernel import all_blocks, torch_dtype
+from benchmarks.cycle_model.our_kernel import all_tiles, torch_dtype
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ListedWorkload, Workload, workloads_of
 from cute_fa4.emulator.model import trace
 
@@ -188,9 +188,7 @@ def launch(captured: Capture, work: Workload):
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
     if isinstance(work, ListedWorkload):  # as full blocks: none is partial
         each = 1, work.heads_q, 1
-        full = tuple(
-            x.expand(*each, *x.shape[3:]).contiguous() for x in all_blocks(work, sorts=False)
-        )
+        full = tuple(x.expand(*each, *x.shape[3:]).contiguous() for x in all_tiles(work))
         none = tuple(torch.zeros_like(x) for x in full)
         optional["block_sparse"] = (*none, *full, *[None] * 4)
     out = torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16)

@@ -89,13 +89,21 @@ def _in_rope(work: Workload, q, k) -> dict:
     return {"mQ": of_q, "mK": own, "rope": (rope, rope_of_q.to(dtype))}
 
 
-def all_blocks(work: ListedWorkload, cfg) -> tuple:
-    """Counts and entries of a list with every key tile of a workload, for all work tiles; and their order, if any."""
+def all_tiles(work: ListedWorkload) -> tuple:
+    """Counts and entries of a list with every key tile of a workload, for all work tiles."""
     import torch
 
     parts = 2 if isinstance(work, ListPartsWorkload) else 1
     counts = torch.full((1, 1, 1), work.tiles * parts, dtype=torch.int32)
-    entries = torch.arange(work.tiles, dtype=torch.int32).repeat(parts)[None, None, None]
+    return counts, torch.arange(work.tiles, dtype=torch.int32).repeat(parts)[None, None, None]
+
+
+def all_blocks(work: ListedWorkload, cfg) -> tuple:
+    """The same, and the order of the work tiles, if the kernel has one."""
+    import torch
+
+    counts, entries = all_tiles(work)
+    parts = 2 if isinstance(work, ListPartsWorkload) else 1
     order = torch.arange(work.work_tiles, dtype=torch.int32)
     if cfg.cut_lists:
         zeros = torch.zeros_like(order)

@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 import torch
 
-from cute_fa4.calls.block_lists import Lists, Side, for_keys, for_queries, kinds_of_tiles
+from cute_fa4.calls.block_lists import (
+    Lists,
+    Side,
+    for_keys,
+    for_queries,
+    kinds_of_tiles,
+    longest_first,
+)
 from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.apart import check_apart
 from cute_fa4.calls.operands.memory import check_memory, with_plain_strides
@@ -253,7 +260,10 @@ class Launch(NamedTuple):
         )
 
     def tile_lists(self, of_queries_alone: bool = False) -> tuple | None:
-        """Counts and entries of tiles for the owner of queries, then for that of keys; None: the call has no lists."""
+        """Counts, entries and order of tiles for the owner of queries, then for that of keys; None: no lists.
+
+        of_queries_alone: counts and entries for the first
+        """
         of, lists = self.attended, self.scores.lists
         if lists is None:
             return None
@@ -262,7 +272,10 @@ class Launch(NamedTuple):
         kinds = kinds_of_tiles(lists, queries, keys, self.batch)
         if of_queries_alone:
             return for_queries(kinds)
-        return *for_queries(kinds), *for_keys(kinds, of.q.shape[-2] // of.k.shape[-2])
+        heads_q, heads_kv = (x.shape[-2] for x in of[:2])
+        owned = (for_queries(kinds), heads_q), (for_keys(kinds, heads_q // heads_kv), heads_kv)
+        orders = [longest_first(counts, self.batch, heads) for (counts, _), heads in owned]
+        return *owned[0][0], orders[0], *owned[1][0], orders[1]
 
     def arguments(self, written: tuple, stats: torch.Tensor, tile_lists: tuple | None) -> tuple:
         """Of a compiled function. written: what it writes besides stats."""

@@ -15,8 +15,10 @@ import torch
 from cute_fa4.block_sparsity import COUNTS, ENTRIES
 from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.blocks import PLACES, Blocks, of_operator
+from cute_fa4.calls.split_keys.split import num_sms
 from cute_fa4.operands import BLOCKS, NAMES
 from cute_fa4.sm100.backward.config import ROWS
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.listed import TILE_BITS, TURN_BITS
 from cute_fa4.sm100.work.lists.config import (
     ALL_PARTIAL,
@@ -24,6 +26,7 @@ from cute_fa4.sm100.work.lists.config import (
     UNIT,
     UNITS_OF_BYTE,
     BlockListsConfig,
+    windows_of,
 )
 from cute_fa4.system.devices import target_of
 
@@ -154,6 +157,28 @@ def for_keys(kinds: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tenso
         kinds, heads = kinds.expand(batch, group, tiles_q, tiles_k), group
     kinds = kinds.unflatten(1, (heads // group, group))
     return _in_order(kinds.permute(0, 1, 4, 2, 3))
+
+
+def longest_first(counts: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
+    """The order of the lists of an owner, as backward/listed.py has it; of few lists empty.
+
+    counts  as for_queries and for_keys return them
+    heads   that the owner has
+    """
+    tiles = counts.shape[2]
+    number = batch * heads * tiles
+    if not is_sorted(number, counts.device):
+        return counts.new_empty(0)
+    order, target = counts.new_empty(number), target_of(counts.device)
+    function = function_for(BlockListsConfig("longest", target.arch), target)
+    with launching_on(counts.device):  # padded counts, which are all that a list has
+        function((counts,) * 2, counts[0, 0], (1, 0), (tiles, heads, 1, windows_of(number)), order)
+    return order
+
+
+def is_sorted(tiles: int, device: torch.device) -> bool:
+    """Whether so many lists are worth a launch that sorts them by their lengths."""
+    return tiles > tuning.choose("longest_first") * num_sms(device)
 
 
 def _in_order(kinds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cute_fa4.block_sparsity import COUNTS
+from cute_fa4.calls.block_lists import is_sorted
 from cute_fa4.calls.grid import ctas_of
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.plan import Plan, Results
@@ -136,7 +137,7 @@ def plan_in_order(
             function_for(combine, target),
         )
         return CutListsPlan(function_for(attention, target), cut, whole, *launched)
-    if tiles <= tuning.choose("longest_first") * sms:
+    if not is_sorted(tiles, q.device):
         return None
     sort = function_for(BlockListsConfig("longest", target.arch), target)
     longest = LongestFirst(sort, tiles, (*of_tiles, windows_of(tiles)))

@@ -319,12 +319,12 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
 
 
 def _fake_lists(config: BackwardConfig) -> tuple | None:
-    """Counts and entries of tiles for both owners, or for that of queries alone."""
+    """Counts, entries and order of tiles for both owners, or for that of queries alone without an order."""
     from cutlass.cute import sym_int
 
     if not config.listed:
         return None
-    dims = [3, 4] * (1 if config.wanted else 2)
+    dims = [3, 4] if config.wanted else [3, 4, 1] * 2
     return tuple(fake_elements("i32", tuple(sym_int() for _ in range(rank))) for rank in dims)
 
 

@@ -348,7 +348,7 @@ def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
     of_backward = {
         c.makes for c in with_conversions(listed[-1:]) if isinstance(c, BlockListsConfig)
     }
-    assert of_backward == {"kinds", "order"}
+    assert of_backward == {"kinds", "order", "longest"}
 
 
 @pytest.mark.parametrize("of", ("batch-invariant", "scales of blocks"))

@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.cycle_model import block_sparse, report, schedules
+from benchmarks.cycle_model import block_sparse, flash_attn_4, report, schedules, workloads
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.kernels import OURS, THEIRS
@@ -52,6 +53,17 @@ def test_work_tiles_are_the_lists_of_every_head(variant, pattern, density):
     else:
         assert found == list(problem.counts) * heads
     assert problem.density == pytest.approx(density, rel=0.25)
+
+
+def test_the_call_of_flash_attn_4_has_a_list_of_every_key_tile():
+    """Full blocks after no partial ones, for each head."""
+    given = []
+    captured = SimpleNamespace(kernel=lambda *arguments: given.extend(arguments))
+    flash_attn_4.launch(captured, workloads.workload(block_sparse.PEER, 3))
+    [lists] = [x for x in given if isinstance(x, tuple) and len(x) == 8]
+    none, _, counts, entries, *_ = lists
+    assert none.sum() == 0 and counts.flatten().tolist() == [3]
+    assert entries.flatten().tolist() == [0, 1, 2]
 
 
 def test_the_law_is_one_for_the_dense_call_and_for_a_kernel_that_costs_what_is_listed():

@@ -149,7 +149,7 @@ class Given:
         if not cfg.listed:
             return None
         lists = self.lists
-        return TileLists(*(lists[2:] if owner.owns_keys else lists[:2]))
+        return TileLists(*(lists[3:] if owner.owns_keys else lists[:3]))
 
 
 class BackwardKernel:
@@ -192,7 +192,8 @@ class BackwardKernel:
         aux         tensors that score_mod and mask_mod read
         lengths     packed: (longest sequence of queries, of keys, or more, offsets of queries, of keys); offsets:
                     (batch + 1,) int32; with used also lengths of both and how many keys may be seen, (batch,) int32
-        lists       counts and entries for the owner of queries, then for the owner of keys (listed.py)
+        lists       counts, entries and order for the owner of queries, then for the owner of keys (listed.py);
+                    sums for aux tensors: counts and entries for the owner of queries
         """
         cfg = self.cfg
         sizes = sizes_of(cfg, q, k, mask_sizes, lengths)

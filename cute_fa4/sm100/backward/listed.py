@@ -8,6 +8,8 @@ Two launches turn the lists of a call into these (sm100/work/lists), one for eac
 
     bits of an entry    0: whether the block is full   1 to 20: tile   21 to 30: head within the group
 
+The grid begins with the lists that have the most tiles, where a call has an order of the lists (work/lists/longest.py).
+
 Full blocks come first. In their tiles mask_mod is not evaluated, unless the end of a sequence cuts the tile. Where
 tiles of the other side have 64 rows (wide head dims), a CTA takes each entry twice, for both halves of its tile.
 """
@@ -26,10 +28,21 @@ class TileLists:
     """Int32 tensors: counts (batch, heads, tiles), entries (batch, heads, tiles, room of a list).
 
     Batch and heads may be 1: the lists are then those of every sequence or head.
+
+    order  of the grid: numbers of lists (of all sequences and heads, one after the other); empty: the order of work.py
     """
 
     counts: cute.Tensor
     entries: cute.Tensor
+    order: cute.Tensor | None = None
+
+    @cute.jit
+    def placed(self, block: Int32, tile: Int32, of_sequence: Int32) -> tuple:
+        """-> (tile, head of all sequences) of a block of the grid. tile, of_sequence: without an order."""
+        if Int32(self.order.shape[0]) > 0:
+            number, tiles = Int32(self.order[block]), Int32(self.counts.shape[2])
+            of_sequence, tile = number // tiles, number % tiles
+        return tile, of_sequence
 
     def of(self, sequence, head, tile, halved: bool) -> "TileList":
         """The list of a tile, which the tensors have. halved: tiles of the other side are halves of those in it."""

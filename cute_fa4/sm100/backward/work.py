@@ -159,13 +159,18 @@ def hull(bands: list) -> tuple:
 
 
 def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
-    """The work of a block of the grid. Tiles that see the most come first: the first keys, the last queries."""
+    """The work of a block of the grid. Tiles that see the most come first: the first keys, the last queries.
+
+    Those of lists come in the order of the lists, if there is one.
+    """
     group = sizes.heads_q // sizes.heads_kv
     heads = sizes.heads_kv if owner.owns_keys else sizes.heads_q
     longest = sizes.seqlen_k if owner.owns_keys else sizes.seqlen_q
     tile, rest = block // (heads * sizes.batch), block % (heads * sizes.batch)
     if not owner.owns_keys:
         tile = tiles_of(longest) - 1 - tile
+    if lists is not None and lists.order is not None:
+        tile, rest = lists.placed(block, tile, rest)
     of = sequence_of(cfg, sizes, rest // heads)
     row = tile * ROWS
     first, _ = hull(bands_of(cfg, owner, sizes, of, row))

@@ -173,7 +173,7 @@ def with_conversions(configs: Iterable, dependent_launch: bool | None = None) ->
     for config in configs:
         makes: tuple = ()
         if isinstance(config, BackwardConfig) and config.listed:
-            makes = "kinds", "order"
+            makes = "kinds", "order", "longest"
         elif isinstance(config, FA4Config) and reads_units(config.mask_mod):
             makes = ("tiles",)
         if isinstance(config, FA4Config) and may_sort(config):

@@ -371,7 +371,19 @@ DEFECTS = {
     "the lists of the first head": Defect("listed", "minimum(head, heads - 1)", "Int32(0)", "lists"),
     "the list of the first tile": Defect("listed", "heads - 1), tile\n", "heads - 1), Int32(0)\n", "lists"),
     "the lists of the other owner": Defect(
-        "kernel", "lists[2:] if owner.owns_keys else lists[:2]", "lists[:2] if owner.owns_keys else lists[2:]", "lists",
+        "kernel", "lists[3:] if owner.owns_keys else lists[:3]", "lists[:3] if owner.owns_keys else lists[3:]", "lists",
+    ),
+    "an order names heads within tiles": Defect(
+        "listed", "of_sequence, tile = number // tiles", "tile, of_sequence = number // tiles", "lists, longest first",
+    ),
+    "an order is read at the tile of the grid": Defect(
+        "listed", "self.order[block]", "self.order[tile]", "lists, longest first",
+    ),
+    "an order is not read": Defect(
+        "listed", "self.order.shape[0]) > 0", "self.order.shape[0]) < 0", "lists, one list alone",
+    ),
+    "an order that is not there is read": Defect(
+        "listed", "self.order.shape[0]) > 0", "self.order.shape[0]) >= 0", "lists",
     ),
     "partial blocks without mask_mod": Defect("compute", "cut | (not place.is_full)", "cut | place.is_full", "lists"),
     "mask_mod also of full blocks": Defect(

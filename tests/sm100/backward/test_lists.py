@@ -7,18 +7,22 @@ mask function hides keys of full blocks, too, where it would be evaluated.
 
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 
 from cute_fa4 import BlockSparseTensors, emulator, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.block_sparsity import FULL
+from cute_fa4.calls import backward
 from cute_fa4.calls.aux_gradients import gradients_of_aux
 from cute_fa4.calls.backward import Scores
 from cute_fa4.calls.block_lists import Lists, Side, for_keys, for_queries, kinds_of_tiles
 from cute_fa4.calls.operands import blocks
+from cute_fa4.emulator.ptx.errors import RaceError
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 from cute_fa4.sm100.backward.config import TILE_BITS
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.attention.listed import WAYS, Listed, every_third_hidden, numbers, padded
 from tests.sm100.backward.exact_sums import are_within, exact_and_allowed
@@ -293,13 +297,48 @@ def right_sums(function, call: Listed = PLANTED) -> bool:
     return are_within(found, exact, allowed) and bool(exact[0].abs().max() > 0.1)
 
 
+def sorted_always():
+    """Calls whose lists begin with the longest, however few they are."""
+    return tuning.using(tuning.shipped().changed(longest_first=0))
+
+
+def right_in_order() -> bool:
+    with sorted_always():
+        return right_gradients()
+
+
+def both_owners_read_their_order() -> bool:
+    """CTAs whose order names a list twice write the same rows, which the emulator reports as a race."""
+    return all(map(races_where_all_are_the_first, range(2)))
+
+
+def races_where_all_are_the_first(owner: int) -> bool:
+    """owner: of queries, or of keys; the other one has the order of the grid."""
+    orders = iter([1, 0] if owner == 0 else [0, 1])
+
+    def first_alone(counts, batch, heads):
+        return counts.new_zeros(next(orders) * batch * heads * counts.shape[2])
+
+    with mock.patch.object(backward, "longest_first", first_alone):
+        try:
+            right_gradients()
+        except RaceError:
+            return True
+    return False
+
+
 CASES = {
     "lists": right_gradients,
+    "lists, longest first": right_in_order,
+    "lists, one list alone": both_owners_read_their_order,
     "lists, sums of rows": partial(right_sums, of_rows),
     "lists, sums of distances": partial(right_sums, of_distances),
     "lists, scores": partial(right_sums, of_keys),
 }
-CASES |= {f"{name}, widest": partial(CASES[name], WIDEST) for name in list(CASES)}
+CASES |= {
+    f"{name}, widest": partial(CASES[name], WIDEST)
+    for name in ("lists", *(name for name in CASES if "sums" in name or "scores" in name))
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
+from cute_fa4 import block_mask, flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.operators import OPERATORS
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 from cute_fa4.score_mods import ScoreMod
@@ -289,18 +289,27 @@ def test_no_rows_and_no_keys_have_gradients_of_zero():
         assert not dq.any() and not dk.any()
 
 
-@pytest.mark.parametrize(
-    "options, text",
-    [
-        (
-            dict(score_mod=of_compiler),
-            "with score_mod .*, which handles values of the compiler",
-        ),
-        (dict(depth=272), "for head_dim 272 of q; accepted head dims of q: up to 256"),
-    ],
-)
-def test_what_has_no_derivative_is_refused_by_name(options, text):
-    *tensors, _ = qkv(1, 8, depth=options.pop("depth", 64))
+EIGHT_BITS = torch.float8_e4m3fn
+LISTED = dict(block_sparse_tensors=block_mask(lambda b, h, i, j: i >= j, 1, 1, 8, 8))
+SCALES_OF_BLOCKS = {
+    f"{name}_descale": torch.ones(1, 8, heads, 2).to(torch.float8_e8m0fnu)
+    for name, heads in (("q", 4), ("k", 2))
+}
+NO_DERIVATIVE = {
+    "a function of the compiler": (
+        dict(score_mod=of_compiler), {}, "with score_mod .*, which handles values of the compiler",
+    ),
+    "head dims": ({}, dict(depth=272), "for head_dim 272 of q; accepted head dims of q: up to 256"),
+    "8 bits": ({}, dict(dtype=EIGHT_BITS), "of torch.float8_e4m3fn and .*; accepted dtypes: bfloat16, float16"),
+    "MXFP8": (SCALES_OF_BLOCKS, dict(dtype=EIGHT_BITS), "with q_descale"),
+    "lists of 8 bits": (LISTED, dict(dtype=EIGHT_BITS), "of torch.float8_e4m3fn and .*; accepted dtypes: bf"),
+    "lists of MXFP8": (LISTED | SCALES_OF_BLOCKS, dict(dtype=EIGHT_BITS), "with q_descale"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options, of_tensors, text", NO_DERIVATIVE.values(), ids=NO_DERIVATIVE)
+def test_what_has_no_derivative_is_refused_by_name(options, of_tensors, text):
+    *tensors, _ = qkv(1, 8, **of_tensors)
     text = f"^q: requires_grad is True and the backward pass is not supported {text}.*no_grad"
     with pytest.raises(NotImplementedError, match=text):
         flash_attn_func(*tensors, **options)

@@ -202,7 +202,8 @@ class _Aligner:
             for event in events
         )
         self._place = {} if as_written else _execution_order(traces)
-        lines = ((kind, self._place.get(line, line)) for kind, line in (*lines_of(ptx), *executed))
+        written = lines_of(ptx, function.name)
+        lines = ((kind, self._place.get(line, line)) for kind, line in (*written, *executed))
         self._ptx_rank = _ranks(lines)
         self._seen: dict[int, Counter] = {}
         self._cache: dict[tuple, list[tuple[Instruction, int | None]]] = {}

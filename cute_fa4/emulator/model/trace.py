@@ -103,12 +103,17 @@ def kind_of(opcode: str) -> str | None:
 
 
 _PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]+)")
+_PTX_FUNCTION = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)*\.(entry|func)\b.*?(\w+)\s*\(")
 
 
-def lines_of(ptx: str) -> list[tuple[str, int]]:
-    """(kind, line) of every instruction of PTX that would be an event, executed or not."""
-    found = []
+def lines_of(ptx: str, kernel: str) -> list[tuple[str, int]]:
+    """(kind, line) of every instruction of PTX that would be an event, executed or not; without other kernels'."""
+    found, is_other = [], False
     for number, line in enumerate(ptx.splitlines(), 1):
+        if header := _PTX_FUNCTION.match(line):
+            is_other = header[1] == "entry" and header[2] != kernel
+        if is_other:
+            continue
         instruction = _PTX_INSTRUCTION.match(line)
         kind = instruction and kind_of(instruction[1])
         if kind:

@@ -263,9 +263,20 @@ def test_each_store_and_reduction_is_one_event_in_ptx_and_in_machine_code(tmp_pa
     cubin = tmp_path / "k.cubin"
     cubin.write_bytes(ptxas.assemble(TENSOR_STORES))
     (function,) = program.parse(nvdisasm.disassemble(cubin))
-    written = [kind for kind, _ in trace.lines_of(TENSOR_STORES)]
+    written = [kind for kind, _ in trace.lines_of(TENSOR_STORES, function.name)]
     assert written == ["store"] * 4 + ["flush"]
     assert [k for k in map(align.token, function.instructions) if k in written] == written
+
+
+def test_the_places_of_a_kernels_instructions_are_those_that_it_has_alone():
+    """Alike branches are told apart by their order, in which another kernel of the file has no place."""
+    other = TENSOR_STORES[TENSOR_STORES.index(".visible .entry") :].replace(
+        ".entry k(", ".entry other("
+    )
+    alone = trace.lines_of(TENSOR_STORES, "k")
+    assert trace.lines_of(TENSOR_STORES + other, "k") == alone != []
+    before = TENSOR_STORES.replace(".visible .entry k(", other + ".visible .entry k(")
+    assert [kind for kind, _ in trace.lines_of(before, "k")] == [kind for kind, _ in alone]
 
 
 EXPONENTIALS = """

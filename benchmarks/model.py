@@ -2,20 +2,16 @@
 
     python benchmarks/model.py                    the table
     python benchmarks/model.py --only WORDS       of the kernels whose name has these words
-    python benchmarks/model.py --record           model kernels that docs/data/modelled.json lacks or has of older code;
+    python benchmarks/model.py --record           model what docs/data/modelled.json lacks or has of older code;
                                                   --processes N at a time; with --only of these names in any case
+    python benchmarks/model.py --record --list    only say what that is; the exit status is 1 if there is something
     python benchmarks/model.py --json             the same with every constant and cycle count
     python benchmarks/model.py --svg FOLDER       pictures of the steady state, of CTAs under a window
     python benchmarks/model.py --calibration      published against modelled speeds
     python benchmarks/model.py --fit              choose the fitted constants again
-    python benchmarks/model.py --docs             write the tables that docs/generate.py does not make of records
-    python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
-    python benchmarks/model.py --block-sparse     the tables of block sparsity; with --docs write these only
-    python benchmarks/model.py --invariance       what batch_invariant=True costs; with --docs write these tables
-    python benchmarks/model.py --indexer          the indexer, from recorded cycles; with --docs write these tables
 
-No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
-see: docs/performance/method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
+docs/generate.py writes the pages. No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/,
+what it cannot see: docs/performance/method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
 """
 
 from __future__ import annotations
@@ -31,40 +27,21 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.cycle_model import (  # noqa: E402
-    block_sparse,
     calibration,
-    cut_lists,
     fixed_cost,
-    indexer,
-    invariance,
-    memory_bound,
     modelled,
-    pages,
     recorded,
+    records,
     report,
     timeline,
 )
-from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
-from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
-from benchmarks.cycle_model.decode import narrow as narrow_decode  # noqa: E402
-from benchmarks.cycle_model.decode import report as decode_report  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
 from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
-DOCS = ROOT / "docs"
-PAGES = (*pages.PAGES, DOCS / "invariance.md", DOCS / "serving" / "indexer.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
-# Tables of the pages that depend on machine code: each says whose it is.
-MODELLED_TABLES = ("speeds", "pages", "orders", "claims", "steady", "calibration", "fixed_cost")
-
-
-def write_docs(tables: dict[str, str]) -> None:
-    """The tables of every page; docs/generate.py makes the plots of them."""
-    for path, text in pages.filled({path: path.read_text() for path in PAGES}, tables).items():
-        path.write_text(text)
 
 
 def pictures(kernels: dict, folder: Path) -> None:
@@ -84,53 +61,30 @@ def pictures(kernels: dict, folder: Path) -> None:
         (folder / f"{str(variant).replace(' ', '_')}.svg").write_text(picture)
 
 
-def decode_tables() -> dict[str, str]:
-    """The decode tables of the pages: modeled, published, and the check of the method; and the constants."""
-    constants = fitted_b200()
-    found = decode_report.rows(constants, lambda row: print(row, file=sys.stderr, flush=True))
-    check = decode_check.Check()
-    return {
-        "decode_modelled": decode_report.table(found),
-        "decode_short": decode_report.short_table(found, constants),
-        "latent_decode": latent_decode.table(constants),
-        "narrow_decode": narrow_decode.table(constants),
-        "decode": report.decode_table(),
-        "decode_merging": decode_report.merging_table(check),
-        "decode_check": decode_report.check_table(check),
-        "constants": report.constants_table(constants),
-    }
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--svg", type=Path, metavar="FOLDER")
     parser.add_argument("--calibration", action="store_true")
     parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--decode", action="store_true")
-    parser.add_argument("--block-sparse", action="store_true")
-    parser.add_argument("--invariance", action="store_true")
-    parser.add_argument("--indexer", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="of --record")
+    parser.add_argument("--list", action="store_true", help="of --record")
     args = parser.parse_args(argv)
-    if args.only and args.docs:
-        parser.error("--docs: with --only the tables of the page would lose rows")
+    if args.list and not args.record:
+        parser.error("--list: accepted with --record")
     if args.record:
-        return int(bool(recorded.record(args.only and args.only.split(), args.processes)))
-
-    if args.decode:
-        tables = decode_tables()
-        if args.docs:
-            write_docs(tables)
-        else:
-            names = ("decode_modelled", "latent_decode", "narrow_decode")
-            print(*map(tables.get, names), sep="\n\n")
-        return 0
+        words = args.only and args.only.split()
+        if args.list:
+            found = records.listing(recorded.subjects(), words)
+            print(*found, sep="\n")
+            return int(len(found) > 1)
+        errors = records.record(recorded.subjects, words, args.processes)
+        print(*errors, sep="\n", file=sys.stderr)
+        return int(bool(errors))
 
     makers = (OURS, THEIRS)
     if importlib.util.find_spec("flash_attn") is None:
@@ -145,30 +99,6 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    if args.block_sparse or args.invariance or args.indexer:
-        tables = {}
-        if args.block_sparse:
-            tables |= block_sparse.tables(makers, constants) | cut_lists.tables(constants)
-        if args.invariance:
-            tables |= invariance.tables(constants)
-        if args.indexer:
-            tables |= indexer.tables()
-        if args.docs:
-            write_docs(tables)
-        else:
-            print(*tables.values(), sep="\n\n")
-        return 0
-    if args.docs:
-        for made in (  # each is written when it is ready, because the whole takes half an hour
-            lambda: {"memory_bound": memory_bound.table()},
-            lambda: block_sparse.tables(makers, constants),
-            lambda: cut_lists.tables(constants),
-            lambda: invariance.tables(constants),
-            indexer.tables,
-            decode_tables,
-        ):
-            write_docs(made())
-        return 0
     chosen = published if args.calibration else report.variants(makers)
     words = (args.only or "").split()
     kernels = {

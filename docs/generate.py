@@ -1,6 +1,6 @@
 """Write the generated documentation: docs/barriers.md, docs/layouts.md, the tree in docs/architecture.md, plots, the
 count of PTX spellings in docs/emulator_coverage.md, the architectures in docs/conformance.md, the summaries of
-docs/data/ in docs/verification.md, the tables of docs/performance/ from docs/data/modelled.json, and plots of them.
+docs/data/ in docs/verification.md, modelled and published tables (docs/data/modelled.json, benchmarks/), and plots.
 
 python docs/generate.py           write the files
 python docs/generate.py --check   exit 1 and name the files that are out of date
@@ -18,7 +18,6 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from benchmarks.cycle_model import (  # noqa: E402
-    backward,
     bounds,
     hopper_energy,
     listed_backward,
@@ -28,6 +27,7 @@ from benchmarks.cycle_model import (  # noqa: E402
     power,
     recorded,
 )
+from benchmarks.cycle_model.decode import recording  # noqa: E402
 from cute_fa4.emulator.instructions import targets  # noqa: E402
 from cute_fa4.emulator.model import stated_error  # noqa: E402
 from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
@@ -381,12 +381,12 @@ def margins_table() -> str:
 
 
 def performance_pages() -> dict[Path, str]:
-    """The pages of docs/performance/: tables of records, then what is computed from these tables."""
-    found = recorded.pages({path: path.read_text() for path in pages.PAGES})
-    text = "\n".join(found.values())
-    constants = fitted_b200()
-    of_peers = peers.tables(text, recorded.recorded)
-    for name in ("peers", "peers_energy"):
+    """Pages with tables of the model: those of records, then what is computed from these tables."""
+    found = recorded.pages({path: path.read_text() for path in (*pages.PAGES, *pages.OTHERS)})
+    text = "\n".join(found[path] for path in pages.PAGES)
+    constants, source = fitted_b200(), recording.Recorded()
+    of_peers = peers.tables(text, recorded.recorded, source)
+    for name in ("peers", "peers_decode", "peers_energy"):
         of_peers[name] = recorded.kept(of_peers[name], pages.printed(text, name))
     return pages.filled(
         found,
@@ -407,7 +407,7 @@ def performance_pages() -> dict[Path, str]:
 def documents() -> dict[Path, str]:
     generated = "<!-- Written by docs/generate.py; edit the code it prints. -->\n\n"
     performance = performance_pages()
-    plots_of = plots.pictures("\n".join(performance.values()))
+    plots_of = plots.pictures("\n".join(performance[path] for path in pages.PAGES))
     return {
         **performance,
         DOCS / "barriers.md": generated + barriers_document(),
@@ -419,9 +419,6 @@ def documents() -> dict[Path, str]:
         ),
         DOCS / "conformance.md": between_marks(
             (DOCS / "conformance.md").read_text(), "targets", targets.table(spellings.known())
-        ),
-        DOCS / "backward.md": between_marks(
-            (DOCS / "backward.md").read_text(), "backward", backward.table()
         ),
         DOCS / "verification.md": verification((DOCS / "verification.md").read_text()),
     }

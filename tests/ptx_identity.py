@@ -25,33 +25,50 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.cycle_model import our_kernel
-from benchmarks.cycle_model.recorded import DIGESTS, digest_of, normalised, own_variants
+from benchmarks.cycle_model.recorded import own_kernels
+from benchmarks.cycle_model.records import DIGESTS, digest_of, normalised
 from cute_fa4.aot.manifest import version_of
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.work.lists.config import BlockListsConfig
 from cute_fa4.system.frames import with_room
-from tests.ptx_variants import APPEND_VARIANTS, COMBINE_VARIANTS, VARIANTS
+from tests.ptx_variants import (
+    APPEND_VARIANTS,
+    BACKWARD_VARIANTS,
+    COMBINE_VARIANTS,
+    LISTS_VARIANTS,
+    VARIANTS,
+)
 from tests.sm100.indexer.variants import VARIANTS as INDEXERS
 
 SHOWN_LINES = 40  # of a difference
 
-MODELLED = own_variants()
-NAMES = (*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS, *INDEXERS, *MODELLED)
+MODELLED = own_kernels()
+NAMES = (
+    *(*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS, *BACKWARD_VARIANTS, *LISTS_VARIANTS),
+    *(*INDEXERS, *MODELLED),
+)
 
 
 @cache
 def config_of(name: str):
     """The configuration of a variant."""
     if name in MODELLED:
-        return our_kernel.config(MODELLED[name])
+        return MODELLED[name].config()
     if name in APPEND_VARIANTS:
         return AppendConfig(
             **{"dtype": "bf16", "depth": 128, "depth_v": 128, **APPEND_VARIANTS[name]}
         )
     if name in COMBINE_VARIANTS:
         return CombineConfig(**{"o_dtype": "bf16", "depth": 128, **COMBINE_VARIANTS[name]})
+    if name in BACKWARD_VARIANTS:
+        return BackwardConfig(
+            **{"dtype": "bf16", "depth": 128, "depth_v": 128, **BACKWARD_VARIANTS[name]}
+        )
+    if name in LISTS_VARIANTS:
+        return BlockListsConfig(**LISTS_VARIANTS[name])
     if name in INDEXERS:
         return INDEXERS[name]
     return choose_config(**{"qkv_dtype": "bf16", "head_dim": 128, **VARIANTS[name]})

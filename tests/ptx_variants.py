@@ -315,3 +315,24 @@ COMBINE_VARIANTS = {
     "combine, sink": {"depth": 512, "write_lse": True, "sink": True, "sink_dtype": "bf16"},
     "combine B300 e4m3 of bf16": {"o_dtype": "e4m3", "partial_dtype": "bf16", "arch": "sm_103a"},
 }
+BACKWARD_VARIANTS = {
+    "backward fp16 packed lengths": {
+        **{"dtype": "fp16", "packed": True, "used": True},
+        "mask": masks.causal().mask,
+    },
+    "backward B300 192/128 soft cap": {
+        **{"depth": 192, "dlse": True, "arch": "sm_103a"},
+        "score_mod": score_mods.soft_cap(30.0),
+    },
+    "backward of a bias": {
+        **{"score_mod": score_mods.additive_bias(True), "aux": (("f32", 4),), "wanted": (0,)},
+    },
+    "backward of lists added up": {
+        **{"listed": True, "accumulate": True, "mask_mod": score_mods.ScoreMod.of(even_keys)},
+    },
+}
+LISTS_VARIANTS = {
+    "lists of tiles": {"makes": "tiles"},
+    "kinds of lists B300": {"makes": "kinds", "arch": "sm_103a"},
+    "lists of the backward pass": {"makes": "order"},
+}

@@ -1,7 +1,5 @@
 """The loops of the backward pass in the cycle model: cute_fa4's two or three kernels, and flash-attn-4's.
 
-    python -m benchmarks.cycle_model.backward            # writes backward.json; some minutes
-
 Cycles of an SM for a tile of 128 x 128 scores in the steady state, without a mask. A CTA of ours has 128 queries or 128
 keys, and passes the tiles of the other side. A pair of CTAs of theirs has 256 keys, and passes the queries.
 
@@ -11,35 +9,25 @@ reductions. The tables of the forward pass were fitted without the latter.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 
+from benchmarks.cycle_model import profiled
+from benchmarks.cycle_model.kernels import OURS, THEIRS
+from benchmarks.cycle_model.modelled import made_by, marked
+from benchmarks.cycle_model.profiled import Cost, Launch
 from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
 from cute_fa4.emulator.model.report import Profiles, profiling
 from cute_fa4.sm100.backward.config import BackwardConfig
 
-DATA = Path(__file__).parent / "backward.json"
 ROWS = 128
 TURNS = 4, 8  # of the loop; what the second adds is the steady state
 DEPTHS = (64, 64), (128, 128), (192, 128), (256, 256)  # of q and k, of v
-THEIRS = (64, 64), (128, 128)
+OF_THEIRS = (64, 64), (128, 128)
 CLOCK_GHZ, SMS = 1.85, 148
-
-
-@dataclass(frozen=True)
-class Loop:
-    """cycles: of a tile of scores; tensor_core: share of them in which it works."""
-
-    maker: str
-    kernel: str
-    depths: tuple[int, int]
-    cycles: int
-    tensor_core: float
 
 
 def constants() -> dict[str, Constant]:
@@ -55,6 +43,7 @@ def zeros(rows: int, keys: int, depths: tuple[int, int], **options) -> list[torc
     return [torch.zeros(1, n, 1, d, dtype=torch.bfloat16, **options) for n, d in sizes]
 
 
+@cache  # a run has all kernels of the call
 def run_ours(rows: int, keys: int, depths: tuple[int, int]) -> Profiles:
     q, k, v, out, dout = zeros(rows, keys, depths)
     with profiling(constants=constants()) as found:
@@ -63,6 +52,7 @@ def run_ours(rows: int, keys: int, depths: tuple[int, int]) -> Profiles:
     return found
 
 
+@cache
 def run_theirs(rows: int, keys: int, depths: tuple[int, int]) -> Profiles:
     from cute_fa4.emulator.as_if_cuda import as_if_cuda
 
@@ -76,34 +66,43 @@ def run_theirs(rows: int, keys: int, depths: tuple[int, int]) -> Profiles:
     return found
 
 
-def loop(maker: str, kernel: str, run: Callable, sizes: Callable, depths: tuple[int, int]) -> Loop:
-    """What further turns cost. sizes(turns) -> (queries, keys); kernel: a part of the name."""
-    few, many = (
-        next(p for p in run(*sizes(turns), depths).kernels if kernel in p.kernel) for turns in TURNS
-    )
-    cycles = (many.cycles - few.cycles) / (TURNS[1] - TURNS[0])
-    return Loop(maker, kernel.strip("_"), depths, round(cycles), round(many.busy["tensor core"], 2))
-
-
-def of_queries(depths: tuple[int, int]) -> Loop:
-    return loop("cute_fa4", "_dq_", run_ours, lambda n: (ROWS, ROWS * n), depths)
-
-
-def of_keys(depths: tuple[int, int]) -> list[Loop]:
-    """One kernel, or where head dims are wide one for each result."""
+def kernels_of(depths: tuple[int, int]) -> tuple[str, ...]:
+    """Ours, by the part of the name that tells them apart: where head dims are wide dK and dV have one each."""
     apart = len(BackwardConfig("bf16", *depths).owners_of_keys) > 1
-    kernels = ("_dk_", "_dv_") if apart else ("_dkv_",)
-    return [
-        loop("cute_fa4", name, run_ours, lambda n: (ROWS * n, ROWS), depths) for name in kernels
-    ]
+    return ("dq", "dk", "dv") if apart else ("dq", "dkv")
 
 
-def theirs(depths: tuple[int, int]) -> Loop:
-    return loop("flash-attn-4", "bwd_sm100", run_theirs, lambda n: (ROWS * n, 2 * ROWS), depths)
+def launch(maker: str, kernel: str, depths: tuple[int, int], turns: int) -> Launch:
+    """A call whose CTA of this kernel passes its loop so many times."""
+    rows, keys = (ROWS, ROWS * turns) if kernel == "dq" else (ROWS * turns, ROWS)
+    ours = maker == OURS
+    run = (
+        partial(run_ours, rows, keys, depths)
+        if ours
+        else partial(run_theirs, rows, 2 * ROWS, depths)
+    )
+    config = (lambda: BackwardConfig("bf16", *depths)) if ours else None
+    of = f"{maker} backward d{depths[0]}/{depths[1]}"
+    part = f"_{kernel}_" if ours else kernel
+    return Launch(f"{of} {kernel} {turns} tiles", of, run, config, part, maker, constants())
 
 
-def load() -> list[Loop]:
-    return [Loop(**row | {"depths": tuple(row["depths"])}) for row in json.loads(DATA.read_text())]
+def loops() -> list[tuple[str, str, tuple[int, int]]]:
+    """(maker, kernel, depths) of each row of the table."""
+    found = []
+    for depths in DEPTHS:
+        found += [(OURS, kernel, depths) for kernel in kernels_of(depths)]
+        found += [(THEIRS, "bwd_sm100", depths)] * (depths in OF_THEIRS)
+    return found
+
+
+def launches() -> list[Launch]:
+    return [launch(*loop, turns) for loop in loops() for turns in TURNS]
+
+
+def cycles_of(few: float, many: float) -> float:
+    """Of a tile of scores: what further turns cost."""
+    return (many - few) / (TURNS[1] - TURNS[0])
 
 
 def teraflops(cycles: float, depths: tuple[int, int]) -> float:
@@ -116,31 +115,21 @@ def teraflops(cycles: float, depths: tuple[int, int]) -> float:
     return flops / cycles * SMS * CLOCK_GHZ * 1e-3
 
 
-def table() -> str:
+def table(cost: Cost = profiled.recorded) -> str:
+    """Cycles: of a tile of scores; busy: share of them in which the tensor core works."""
     lines = [
         "| head dims | maker | kernel | cycles of 128 x 128 scores | tensor core busy | TFLOPS of all |",
         "|---|---|---|---|---|---|",
     ]
-    found = load()
-    for row in found:
-        every = [x for x in found if (x.maker, x.depths) == (row.maker, row.depths)]
-        speed = teraflops(sum(x.cycles for x in every), row.depths)
-        said = f"{speed:.0f}" if row == every[-1] else ""
-        depths = "/".join(map(str, row.depths))
-        cells = (depths, row.maker, row.kernel, f"{row.cycles:,}", f"{row.tensor_core:.0%}", said)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    rows = []
-    for depths in DEPTHS:
-        rows += [of_queries(depths), *of_keys(depths)]
-        if depths in THEIRS:
-            rows.append(theirs(depths))
-    DATA.write_text("[\n" + ",\n".join("  " + json.dumps(asdict(row)) for row in rows) + "\n]\n")
-    print(table())
-
-
-if __name__ == "__main__":
-    main()
+    used = {loop: [cost(launch(*loop, turns)) for turns in TURNS] for loop in loops()}
+    cycles = {loop: cycles_of(*(each.cycles for each in both)) for loop, both in used.items()}
+    for loop, (few, many) in used.items():
+        maker, kernel, depths = loop
+        every = [each for each in used if (each[0], each[2]) == (maker, depths)]
+        speed = teraflops(sum(cycles[each] for each in every), depths)
+        busy = f"{many.busy['tensor core']:.0%}" if many.busy else "nan"
+        cells = "/".join(map(str, depths)), maker, kernel, marked(f"{cycles[loop]:,.0f}", few, many)
+        said = f"{speed:.0f}" if loop == every[-1] else ""
+        lines.append("| " + " | ".join([*cells, busy, said]) + " |")
+    found = [each for both in used.values() for each in both]
+    return "\n".join([*lines, "", made_by(found)])

@@ -1,6 +1,6 @@
 """Lists of key blocks: time by density, compared with the dense call, with flash-attn-4, and with published rows.
 
-    python benchmarks/model.py --block-sparse          the tables; with --docs write them
+docs/generate.py writes the tables from records (recorded.py).
 
 Work tiles are those of the kernel's own tile scheduler. All heads share the lists of a problem.
 
@@ -20,15 +20,18 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 
-from benchmarks.cycle_model import modelled, report, schedules
+from benchmarks.cycle_model import profiled, report, schedules
 from benchmarks.cycle_model.grid import LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.modelled import MARK, Model, Modelled, made_by, marked
 from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.profiled import Cost, Cycles, Launch
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA
 from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.emulator.model.report import Profiles
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.work.lists.config import BlockListsConfig, windows_of
@@ -98,7 +101,8 @@ ALONE, PAIRS, PEER_DENSE = (
 _HIDING = (("mask_mod", ScoreMod.of(_near, "mask_mod")),)
 HIDING = tuple(replace(variant, choices=_HIDING + _SORTED) for variant in IN_ORDER)
 TIMED = (SMALL, LARGE, PEER)
-Kernels = dict[Variant, report.Modelled]
+Kernels = dict[Variant, Modelled]
+Launches = dict[Launch, Cycles]
 
 
 def _time(
@@ -112,18 +116,18 @@ def law(time: LaunchTime, density: float, dense: LaunchTime) -> float:
     return time.busy_us / (density * dense.busy_us)
 
 
-@cache
-def cycles_of_sorting(tiles: int) -> float:
-    """Of the CTA that sorts the work tiles of a launch, modelled alone on an SM; random lengths."""
-    import torch
-
-    counts, order = lengths_of(tiles // HEADS), torch.empty(tiles, dtype=torch.int32)
-    sizes = tiles // HEADS, HEADS, 1, windows_of(tiles)
+def sorting(tiles: int) -> Launch:
+    """The CTA that sorts the work tiles of a launch; random lengths."""
+    config = BlockListsConfig("longest")
 
     def launch(kernel):
+        import torch
+
+        counts, order = lengths_of(tiles // HEADS), torch.empty(tiles, dtype=torch.int32)
+        sizes = tiles // HEADS, HEADS, 1, windows_of(tiles)
         kernel((counts, counts), counts[0, 0], (2, 0), sizes, order)
 
-    return cycles_of(BlockListsConfig("longest"), launch)
+    return launch_of(f"{tiles} work tiles sorted", config, launch)
 
 
 def lengths_of(lists: int):
@@ -134,28 +138,22 @@ def lengths_of(lists: int):
     return torch.randint(0, 500, (1, 1, lists), generator=generator, dtype=torch.int32)
 
 
-def cycles_of(config, launch: Callable) -> float:
-    """The cycles of one CTA of a kernel, modelled alone on an SM. launch: with the compiled kernel."""
+def launch_of(name: str, config, launch: Callable) -> Launch:
+    """One CTA of a kernel, modelled alone on an SM. launch: with the compiled kernel."""
+    return Launch(name, config.name, partial(_profiles, config, launch), lambda: config)
+
+
+def _profiles(config, launch: Callable) -> Profiles:
     from cute_fa4 import emulator
     from cute_fa4.compiler.compiler import kernel_and_arguments
 
     kernel, arguments, _ = kernel_and_arguments(config)
-
-    def launched():
-        launch(emulator.compile(kernel, *arguments, arch="sm_100a"))
-
-    (found,) = emulator.profile(launched).kernels
-    return found.cycles
+    return emulator.profile(lambda: launch(emulator.compile(kernel, *arguments, arch="sm_100a")))
 
 
 def sorts(tiles: int, constants: dict[str, Constant]) -> bool:
     """Whether calls with so many work tiles sort them."""
     return tiles > tuning.choose("longest_first") * constants["sms"].value
-
-
-def sorting_us(tiles: int, constants: dict[str, Constant]) -> float:
-    """Time of the launch before the attention kernel, which starts as its dependent launch."""
-    return before_us(cycles_of_sorting(tiles), constants)
 
 
 def before_us(cycles: float, constants: dict[str, Constant]) -> float:
@@ -166,27 +164,34 @@ def before_us(cycles: float, constants: dict[str, Constant]) -> float:
 
 
 def _cells(
-    kernels: Kernels, variant: Variant, problem: Listed, dense: LaunchTime, constants
+    found: tuple[Kernels, Launches], variant: Variant, problem: Listed, dense: LaunchTime, constants
 ) -> list:
     """Time, speed and law; ours with the launch that sorts, if any, and also the law in the order of the grid."""
+    kernels, launches = found
     if variant not in kernels:
         return ["-"] * 3
     tiles = len(schedules.work_tiles(variant, problem))
     in_order = replace(variant, choices=())
     sorted_here = variant.maker == OURS and sorts(tiles, constants)
     used = variant if sorted_here or variant.maker != OURS else in_order
-    time = _time(kernels, used, problem, constants)
+    time, before = _time(kernels, used, problem, constants), None
     if sorted_here:
-        time = replace(time, us=time.us + sorting_us(tiles, constants))
+        before = launches[sorting(tiles)]
+        time = replace(time, us=time.us + before_us(before.cycles, constants))
     tflops = time.tflops(problem) * problem.density
-    cells = [f"{time.us:.1f}", f"{tflops:.0f}", f"{law(time, problem.density, dense):.2f}"]
+    known = kernels[used], before, kernels.get(in_order)
+    cells = [
+        marked(f"{time.us:.1f}", *known),
+        f"{tflops:.0f}",
+        f"{law(time, problem.density, dense):.2f}",
+    ]
     if variant.maker == OURS:
         grid = _time(kernels, in_order, problem, constants)
         cells.append(f"{law(grid, problem.density, dense):.2f}")
     return cells
 
 
-def table(kernels: Kernels, constants: dict[str, Constant]) -> str:
+def table(kernels: Kernels, launches: Launches, constants: dict[str, Constant]) -> str:
     """A row for each length, pattern and density."""
     ours, theirs = f"cute_fa4, {ROWS_A_CTA}", f"flash-attn-4, {ROWS_A_CTA}"
     lines = [
@@ -209,9 +214,10 @@ def table(kernels: Kernels, constants: dict[str, Constant]) -> str:
                 row = [seqlen, pattern if density < 1 else "all", density]
                 for variant in TIMED:
                     problem = listed(pattern, seqlen, variant.q_block, density)
-                    row += _cells(kernels, variant, problem, dense, constants)
+                    row += _cells((kernels, launches), variant, problem, dense, constants)
                 both = row[7], row[11]
-                row.append("" if "-" in both else ratio(float(both[1]) / float(both[0])))
+                us = [float(str(cell).removesuffix(MARK)) for cell in both if cell != "-"]
+                row.append(ratio(us[1] / us[0]) if len(us) == 2 else "")
                 lines.append("| " + " | ".join(map(str, row)) + " |")
     return "\n".join(lines)
 
@@ -233,11 +239,21 @@ def steady_table(kernels: Kernels) -> str:
         hides = "partial blocks, with a mask_mod of two operations" if with_mask else ""
         what = ", ".join(filter(None, (variant.maker, replace(variant, choices=()).mask, hides)))
         what += ", pairs" * (variant.maker == THEIRS and variant.pair)
-        lines.append(f"| {what} | {cycles:.0f} | {kernel.steady.bound} |")
+        lines.append(f"| {what} | {marked(f'{cycles:.0f}', kernel)} | {kernel.steady.bound} |")
     return "\n".join(lines)
 
 
-def sorting_table(constants: dict[str, Constant]) -> str:
+def sorted_sizes(constants: dict[str, Constant]) -> list[tuple[int, int, int]]:
+    """(tokens, queries of a block, work tiles) of the launches of the first table whose work tiles are sorted."""
+    sizes = (
+        (seqlen, rows, seqlen // rows * HEADS)
+        for seqlen in SEQLENS
+        for rows in (SMALLER, ROWS_A_CTA)
+    )
+    return [size for size in sizes if sorts(size[2], constants)]
+
+
+def sorting_table(launches: Launches, constants: dict[str, Constant]) -> str:
     """The launch that sorts the work tiles of rows of the first table."""
     lines = [
         "The launch that sorts work tiles: one CTA, and the attention kernel sets up meanwhile.",
@@ -245,15 +261,11 @@ def sorting_table(constants: dict[str, Constant]) -> str:
         "| S | blocks | work tiles | cycles | us |",
         "|---|---|---|---|---|",
     ]
-    for seqlen in SEQLENS:
-        for rows in (SMALLER, ROWS_A_CTA):
-            tiles = seqlen // rows * HEADS
-            if not sorts(tiles, constants):
-                continue
-            us, cycles = sorting_us(tiles, constants), cycles_of_sorting(tiles)
-            lines.append(
-                f"| {seqlen} | {rows} x {KEYS_A_TILE} | {tiles} | {cycles:.0f} | {us:.1f} |"
-            )
+    for seqlen, rows, tiles in sorted_sizes(constants):
+        found = launches[sorting(tiles)]
+        cells = seqlen, f"{rows} x {KEYS_A_TILE}", tiles, marked(f"{found.cycles:.0f}", found)
+        us = before_us(found.cycles, constants)
+        lines.append(f"| {' | '.join(map(str, cells))} | {us:.1f} |")
     return "\n".join(lines)
 
 
@@ -280,13 +292,24 @@ def variants(makers: Iterable[str]) -> list[Variant]:
     return [variant for variant in wanted if variant.maker in makers]
 
 
-def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+def launches(constants: dict[str, Constant]) -> list[Launch]:
+    """Those that sort work tiles."""
+    return [sorting(tiles) for *_, tiles in sorted_sizes(constants)]
+
+
+def tables(
+    makers: tuple[str, ...],
+    constants: dict[str, Constant],
+    model: Model = report.model,
+    cost: Cost = profiled.recorded,
+) -> dict[str, str]:
     """By the marks of docs/performance/block_sparsity.md."""
-    kernels = {variant: report.model(variant, constants) for variant in variants(makers)}
-    of_code = modelled.made_by(kernels)
+    kernels = {variant: model(variant, constants) for variant in variants(makers)}
+    sorts_of = {launch: cost(launch) for launch in launches(constants)}
+    of_code = made_by([*kernels.values(), *sorts_of.values()])
     return {
-        "block_sparse": f"{table(kernels, constants)}\n\n{of_code}",
-        "block_sparse_steady": f"{steady_table(kernels)}\n\n{of_code}",
-        "block_sparse_sorting": f"{sorting_table(constants)}\n\n{of_code}",
+        "block_sparse": f"{table(kernels, sorts_of, constants)}\n\n{of_code}",
+        "block_sparse_steady": f"{steady_table(kernels)}\n\n{made_by(kernels)}",
+        "block_sparse_sorting": f"{sorting_table(sorts_of, constants)}\n\n{made_by(sorts_of.values())}",
         "block_sparse_published": published_table(),
     }

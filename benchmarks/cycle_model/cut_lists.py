@@ -11,11 +11,20 @@ Work tiles and parts are those of the kernels' own rules. All heads share the li
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
-from benchmarks.cycle_model import block_sparse, modelled, report, schedules
-from benchmarks.cycle_model.block_sparse import DEPTH, IN_ORDER, LARGE, SMALL, Listed
+from benchmarks.cycle_model import block_sparse, profiled, report, schedules
+from benchmarks.cycle_model.block_sparse import (
+    DEPTH,
+    IN_ORDER,
+    LARGE,
+    SMALL,
+    Kernels,
+    Launches,
+    Listed,
+)
 from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
+from benchmarks.cycle_model.modelled import Model, made_by, marked
+from benchmarks.cycle_model.profiled import Cost, Launch
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.blueprint import tuning
@@ -34,6 +43,7 @@ GRID = {variant.q_block: variant for variant in IN_ORDER}
 # Tokens and heads of a sequence, patterns and densities.
 SIZES = ((4096, 12), (16384, 12), (16384, 2), (65536, 2))
 PATTERNS = (("global", 0.1), ("long last", 0.1), ("random", 0.1), ("random", 0.25))
+ROWS = [(*size, *pattern) for size in SIZES for pattern in PATTERNS]
 ROWS_MERGED = 4  # of a CTA that merges: a warp has one
 THREADS_OF_SM = 2048
 
@@ -51,12 +61,16 @@ class WholeAndPart:
 
 @dataclass(frozen=True)
 class Times:
-    """us of a call without parts and with them, and how many lists are cut into how many parts in all."""
+    """us of a call without parts and with them, and how many lists are cut into how many parts in all.
+
+    used  what the first two are computed from
+    """
 
     before: float
     cut: float
     lists: int
     parts: int
+    used: tuple
 
 
 def problem(pattern: str, seqlen: int, heads: int, q_block: int, density: float) -> Listed:
@@ -73,8 +87,8 @@ def problem(pattern: str, seqlen: int, heads: int, q_block: int, density: float)
     return Listed(1, heads, heads, seqlen, DEPTH, False, counts=tuple(counts))
 
 
-def times(kernels: dict, q_block: int, of: Listed, constants: dict[str, Constant]) -> Times:
-    """The times of a call, with the rules of the kernels."""
+def cut(q_block: int, of: Listed, constants: dict[str, Constant]) -> tuple[list[int], list[int]]:
+    """Key tiles of the work tiles in their order, those of parts negative; and the parts of each list that is cut."""
     sms = int(constants["sms"].value)
     lengths = schedules.work_tiles(replace(CUT[q_block], choices=()), of)
     entries = cut_in_order(lengths, sms, tuning.choose("cut_least_tiles"))
@@ -83,71 +97,94 @@ def times(kernels: dict, q_block: int, of: Listed, constants: dict[str, Constant
         each, more = divmod(lengths[tile], parts)
         keys = each + (number < more)
         order.append(-keys if parts > 1 else keys)
+    return order, [parts for _, number, parts, _ in entries if parts > 1 and number == 0]
+
+
+def launches_of(q_block: int, of: Listed, constants: dict[str, Constant]) -> tuple[Launch, ...]:
+    """The launch that cuts lists, the one that merges, and the one that sorts, if the call without parts has it."""
+    tiles = len(schedules.work_tiles(GRID[q_block], of))
+    _, parts = cut(q_block, of, constants)
+    found = cutting(tiles, of.heads_q), merging(alike(max(parts, default=0)))
+    return (*found, *[block_sparse.sorting(tiles)] * block_sparse.sorts(tiles, constants))
+
+
+def times(
+    kernels: Kernels, launches: Launches, q_block: int, of: Listed, constants: dict[str, Constant]
+) -> Times:
+    """The times of a call, with the rules of the kernels."""
+    order, parts = cut(q_block, of, constants)
     whole, part = (kernels[variants[q_block]].cycles for variants in (CUT, PARTS))
     cycles = CTACycles(
         WholeAndPart(whole.single, part.single), WholeAndPart(whole.added, part.added)
     )
     time = launch_time(CUT[q_block], of, cycles, constants, order=order)
-    of_lists = [parts for _, number, parts, _ in entries if parts > 1 and number == 0]
-    around = block_sparse.before_us(cycles_of_cutting(len(lengths), of.heads_q), constants)
-    around += merging_us(q_block, max(of_lists, default=0), len(of_lists), constants)
-    return Times(
-        before_us(kernels, q_block, of, constants), time.us + around, len(of_lists), sum(of_lists)
+    cuts_lists, merges, *sorts = (launches[one] for one in launches_of(q_block, of, constants))
+    around = block_sparse.before_us(cuts_lists.cycles, constants)
+    around += merging_us(q_block, merges.cycles, len(parts), constants)
+    variant = (SORTED if sorts else GRID)[q_block]
+    before = launch_time(variant, of, kernels[variant].cycles, constants).us
+    before += sum(block_sparse.before_us(one.cycles, constants) for one in sorts)
+    used = (
+        *(kernels[v[q_block]] for v in (CUT, PARTS)),
+        kernels[variant],
+        cuts_lists,
+        merges,
+        *sorts,
     )
+    return Times(before, time.us + around, len(parts), sum(parts), used)
 
 
-def before_us(kernels: dict, q_block: int, of: Listed, constants: dict[str, Constant]) -> float:
-    tiles = len(schedules.work_tiles(GRID[q_block], of))
-    if not block_sparse.sorts(tiles, constants):
-        return launch_time(GRID[q_block], of, kernels[GRID[q_block]].cycles, constants).us
-    time = launch_time(SORTED[q_block], of, kernels[SORTED[q_block]].cycles, constants)
-    return time.us + block_sparse.sorting_us(tiles, constants)
-
-
-@cache
-def cycles_of_cutting(tiles: int, heads: int) -> float:
-    """The cycles of the CTA that sorts the work tiles of a launch and cuts their lists; random lengths."""
-    import torch
-
-    shares, counts = 148, block_sparse.lengths_of(tiles // heads)
-    order = torch.empty((tiles + shares, ORDER_WORDS), dtype=torch.int32)
-    cut = torch.empty((most_cut(shares), CUT_WORDS), dtype=torch.int32)
-    sizes = tiles // heads, heads, 1, tiles, shares, 8
+def cutting(tiles: int, heads: int) -> Launch:
+    """The CTA that sorts the work tiles of a launch and cuts their lists; random lengths."""
 
     def launch(kernel):
+        import torch
+
+        shares, counts = 148, block_sparse.lengths_of(tiles // heads)
+        order = torch.empty((tiles + shares, ORDER_WORDS), dtype=torch.int32)
+        cut = torch.empty((most_cut(shares), CUT_WORDS), dtype=torch.int32)
+        sizes = tiles // heads, heads, 1, tiles, shares, 8
         kernel((counts, counts), counts[0, 0], (2, 0), sizes, order, cut)
 
-    return block_sparse.cycles_of(BlockListsConfig("cut"), launch)
+    name = f"lists of {tiles} work tiles of {heads} heads cut"
+    return block_sparse.launch_of(name, BlockListsConfig("cut"), launch)
 
 
-@cache
-def cycles_of_merging(parts: int) -> float:
-    """The cycles of a CTA whose warps merge a row each, and then find no other list; 0 parts: they find none."""
-    import torch
-
-    o = torch.zeros((max(parts, 1), ROWS_MERGED, DEPTH))
-    cut = torch.tensor([[0, 0, parts], [0, 0, 0]], dtype=torch.int32)
-    out = torch.empty((1, ROWS_MERGED, 1, DEPTH), dtype=torch.bfloat16)
+def merging(parts: int) -> Launch:
+    """A CTA whose warps merge a row each, and then find no other list; 0 parts: they find none."""
 
     def launch(kernel):
+        import torch
+
+        o = torch.zeros((max(parts, 1), ROWS_MERGED, DEPTH))
+        cut = torch.tensor([[0, 0, parts], [0, 0, 0]], dtype=torch.int32)
+        out = torch.empty((1, ROWS_MERGED, 1, DEPTH), dtype=torch.bfloat16)
         lse = torch.empty((1, 1, ROWS_MERGED))
         kernel(o, o[..., 0].contiguous(), cut, out, lse, None, None, 0, None)
 
-    return block_sparse.cycles_of(CombineConfig("bf16", DEPTH, cut=True, write_lse=True), launch)
+    config = CombineConfig("bf16", DEPTH, cut=True, write_lse=True)
+    return block_sparse.launch_of(f"{parts} parts of a cut list merged", config, launch)
 
 
-def merging_us(rows: int, parts: int, lists: int, constants: dict[str, Constant]) -> float:
-    """Time of the launch that merges, whose CTAs all run at once: each merges a row of one list after another."""
+def alike(parts: int) -> int:
+    """Parts that are merged in the time of so many: as many loads come together."""
+    return -(-parts // AHEAD) * AHEAD
+
+
+def merging_us(rows: int, merge: float, lists: int, constants: dict[str, Constant]) -> float:
+    """Time of the launch that merges, whose CTAs all run at once: each merges a row of one list after another.
+
+    merge: cycles of a row of the list with the most parts
+    """
     value = {name: constant.value for name, constant in constants.items()}
     most = most_cut(int(value["sms"]))
     if -(-most // TURNS) * rows // ROWS_MERGED * THREADS > THREADS_OF_SM * value["sms"]:
         raise ValueError("the CTAs that merge do not fit on the SMs at once")
-    alike = -(-parts // AHEAD) * AHEAD  # as many loads come together
-    cycles = max(-(-lists * TURNS // most), 1) * cycles_of_merging(alike)
+    cycles = max(-(-lists * TURNS // most), 1) * merge
     return max(cycles / value["clock_ghz"] * 1e-3, value["dependent_least_us"])
 
 
-def table(kernels: dict, constants: dict[str, Constant]) -> str:
+def table(kernels: Kernels, launches: Launches, constants: dict[str, Constant]) -> str:
     """A row for each size, pattern and density; a star where calls do not cut lists."""
     lines = [
         f"Modelled: one sequence, bf16, head dim {DEPTH}, blocks of {GRID[128].q_block} x {KEYS_A_TILE} and of "
@@ -157,17 +194,16 @@ def table(kernels: dict, constants: dict[str, Constant]) -> str:
         "| S | heads | pattern | density | 128: before | cut | ratio | lists | 256: before | cut | ratio | lists |",
         "|---" * 12 + "|",
     ]
-    for seqlen, heads in SIZES:
-        for pattern, density in PATTERNS:
-            row = [seqlen, heads, pattern, density]
-            for q_block in GRID:
-                of = problem(pattern, seqlen, heads, q_block, density)
-                found = times(kernels, q_block, of, constants)
-                star = "" if cuts(len(of.counts) * heads, seqlen, constants) else " *"
-                lists = f"{found.lists}, {found.parts}" if found.lists else "0"
-                row += [f"{found.before:.1f}", f"{found.cut:.1f}{star}"]
-                row += [ratio(found.before / found.cut), lists]
-            lines.append("| " + " | ".join(map(str, row)) + " |")
+    for seqlen, heads, pattern, density in ROWS:
+        row = [seqlen, heads, pattern, density]
+        for q_block in GRID:
+            of = problem(pattern, seqlen, heads, q_block, density)
+            found = times(kernels, launches, q_block, of, constants)
+            star = "" if cuts(len(of.counts) * heads, seqlen, constants) else " *"
+            lists = f"{found.lists}, {found.parts}" if found.lists else "0"
+            row += [marked(f"{found.before:.1f}", *found.used), f"{found.cut:.1f}{star}"]
+            row += [ratio(found.before / found.cut), lists]
+        lines.append("| " + " | ".join(map(str, row)) + " |")
     return "\n".join(lines)
 
 
@@ -182,7 +218,21 @@ def variants() -> list:
     return [variant for made in (CUT, PARTS, SORTED, GRID) for variant in made.values()]
 
 
-def tables(constants: dict[str, Constant]) -> dict[str, str]:
+def launches(constants: dict[str, Constant]) -> list[Launch]:
+    """Every launch of the table that is not of attention."""
+    found: dict[Launch, None] = {}
+    for seqlen, heads, pattern, density in ROWS:
+        for q_block in GRID:
+            of = problem(pattern, seqlen, heads, q_block, density)
+            found |= dict.fromkeys(launches_of(q_block, of, constants))
+    return list(found)
+
+
+def tables(
+    constants: dict[str, Constant], model: Model = report.model, cost: Cost = profiled.recorded
+) -> dict[str, str]:
     """By the mark of docs/performance/block_sparsity.md."""
-    kernels = {variant: report.model(variant, constants) for variant in variants()}
-    return {"cut_lists": f"{table(kernels, constants)}\n\n{modelled.made_by(kernels)}"}
+    kernels = {variant: model(variant, constants) for variant in variants()}
+    costs = {launch: cost(launch) for launch in launches(constants)}
+    of_code = made_by([*kernels.values(), *costs.values()])
+    return {"cut_lists": f"{table(kernels, costs, constants)}\n\n{of_code}"}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.cycle_model import schedules
 from benchmarks.cycle_model.problems import Problem
@@ -30,9 +30,10 @@ from cute_fa4.emulator.model.constants import Constant
 
 @dataclass(frozen=True)
 class Curve:
-    """Cycles against key tiles: the simulated points, linear between and beyond them."""
+    """Cycles against key tiles: the simulated points, linear between and beyond them. state: as in Modelled."""
 
     points: tuple[tuple[int, float], ...]
+    state: str = field(default="", kw_only=True)
 
     def __call__(self, tiles: float) -> float:
         xs = [x for x, _ in self.points]

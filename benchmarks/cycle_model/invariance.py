@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from benchmarks.cycle_model import report, schedules
 from benchmarks.cycle_model.decode.problems import DecodeProblem
-from benchmarks.cycle_model.decode.time import ours
+from benchmarks.cycle_model.decode.time import Source, ours
 from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
 from benchmarks.cycle_model.kernels import OURS, Variant
+from benchmarks.cycle_model.modelled import NAN, Model, Modelled, made_by, marked
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
 from cute_fa4.emulator.model.constants import Constant
@@ -31,12 +32,12 @@ CHOICES = (("maximum", "exact"), ("lone_tiles", False), ("row_sum", "exact"))
 GOALS = {"decode": 1.10, "prefill": 1.15}
 
 
-def table(what: str, first: str, rows: dict[str, list[float]]) -> str:
-    """rows: microseconds by default, then with parts of each of TOKENS. Bold: within the goal."""
+def table(what: str, first: str, rows: dict[str, tuple[list[float], list]]) -> str:
+    """rows: microseconds by default, then with parts of each of TOKENS, and what they are of. Bold: within the goal."""
     heads = [first, "default", *(f"parts of {n:,}" for n in TOKENS)]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for name, (default, *others) in rows.items():
-        cells = [name, f"{default:.1f} us"]
+    for name, ((default, *others), used) in rows.items():
+        cells = [name, marked(f"{default:.1f} us", *used)]
         for us in others:
             cell = ratio(us / default)
             cells.append(f"**{cell}**" if us / default <= GOALS[what] else cell)
@@ -44,31 +45,52 @@ def table(what: str, first: str, rows: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
-def decode(constants: dict[str, Constant]) -> dict[str, list[float]]:
+def calls() -> list[tuple[DecodeProblem, dict]]:
+    """Every call of the table of decode: the default of each batch, then with parts of each of TOKENS."""
+    options = [{}, *(dict(batch_invariant=True, tokens_per_split=n) for n in TOKENS)]
+    return [(DecodeProblem.even(batch, KEYS), each) for batch in BATCHES for each in options]
+
+
+def decode(constants: dict[str, Constant], source: Source) -> dict[str, tuple[list[float], list]]:
     """64 query heads on 8 key heads, d=128, pages of 16."""
-    found = {}
-    for batch in BATCHES:
-        problem = DecodeProblem.even(batch, KEYS)
-        invariant = (
-            ours(problem, constants, batch_invariant=True, tokens_per_split=n) for n in TOKENS
-        )
-        found[str(batch)] = [each.us for each in (ours(problem, constants), *invariant)]
-    return found
+    times: dict[str, list] = {}
+    for problem, options in calls():
+        found = ours(problem, constants, source=source, **options)
+        times.setdefault(str(problem.batch), []).append(found)
+    return {batch: ([each.us for each in found], found) for batch, found in times.items()}
 
 
-def prefill(constants: dict[str, Constant]) -> dict[str, list[float]]:
+def prefill_problem(causal: bool) -> Problem:
     """Two sequences of 16 heads, d=128, contiguous."""
+    return Problem(2, 16, 16, KEYS, 128, causal)
+
+
+def from_l2(constants: dict[str, Constant]) -> dict[str, Constant]:
+    """What threads read has the latency of L2."""
+    return constants | {"lat_global": constants["lat_l2"]}
+
+
+def kernels(
+    causal: bool, constants: dict[str, Constant]
+) -> list[tuple[Variant, dict[str, Constant]]]:
+    """Kernels of prefill, with constants: the default, with the exact maximum, whose CTAs merge."""
+    default = Variant.of(OURS, prefill_problem(causal))
+    exact = replace(default, pairs=False, choices=CHOICES)
+    own = replace(exact, choices=(*CHOICES, ("own_parts", True)))
+    return [(default, constants), (exact, constants), (own, from_l2(constants))]
+
+
+def prefill(
+    constants: dict[str, Constant], model: Model
+) -> dict[str, tuple[list[float], list[Modelled]]]:
     found = {}
     for causal in (True, False):
-        problem = Problem(2, 16, 16, KEYS, 128, causal)
-        default = Variant.of(OURS, problem)
-        us = report.cell(report.model(default, constants), problem, constants).us
-        kernel = report.model(replace(default, pairs=False, choices=CHOICES), constants)
-        one_part = in_memory(kernel, problem, KEYS, constants)
-        own = replace(kernel.variant, choices=(*CHOICES, ("own_parts", True)))
-        curves = part_cycles(own, constants)
-        parts = [in_ctas(own, curves, problem, n, constants) for n in TOKENS if n < KEYS]
-        found["causal" if causal else "full"] = [us, one_part, *parts]
+        problem = prefill_problem(causal)
+        used = default, exact, own = [model(*one) for one in kernels(causal, constants)]
+        us = report.cell(default, problem, constants).us
+        one_part, curves = in_memory(exact, problem, KEYS, constants), part_cycles(own)
+        parts = [in_ctas(own.variant, curves, problem, n, constants) for n in TOKENS if n < KEYS]
+        found["causal" if causal else "full"] = [us, one_part, *parts], used
     return found
 
 
@@ -96,14 +118,15 @@ class PartCurve(Curve):
         return cls(curve.points, second, third - second)
 
 
-def part_cycles(variant: Variant, constants: dict[str, Constant]) -> tuple[PartCurve, PartCurve]:
+def part_cycles(kernel: Modelled) -> tuple[Curve, Curve]:
     """The curves of a kernel with own_parts, as the fields of CTACycles."""
-    from_l2 = constants | {"lat_global": constants["lat_l2"]}
-    results = report.model(variant, from_l2).results
-    alone = {(w.tiles, w.parts): r.cycles for w, r in results.items() if w.work_tiles == 1}
+    if kernel.state == "missing":
+        unknown = PartCurve(kernel.cycles.single.points, NAN, NAN)
+        return unknown, unknown
+    alone = {(w.tiles, w.parts): r.cycles for w, r in kernel.results.items() if w.work_tiles == 1}
     added = {
         (w.tiles, w.parts): (r.cycles - alone[w.tiles, w.parts]) / (w.work_tiles - 1)
-        for w, r in results.items()
+        for w, r in kernel.results.items()
         if w.work_tiles > 1
     }
     return PartCurve.of(alone), PartCurve.of(added)
@@ -129,9 +152,11 @@ def in_memory(kernel: report.Modelled, problem: Problem, tokens: int, constants)
     return time.us + value["kernel_start_us"] + merged / value["hbm_tbs"] * 1e-6
 
 
-def tables(constants: dict[str, Constant]) -> dict[str, str]:
+def tables(constants: dict[str, Constant], model: Model, source: Source) -> dict[str, str]:
     """Both, by the names of their marks."""
+    of_prefill = prefill(constants, model)
+    kernels_of = [kernel for _, used in of_prefill.values() for kernel in used]
     return {
-        "invariant_decode": table("decode", "sequences", decode(constants)),
-        "invariant_prefill": table("prefill", "mask", prefill(constants)),
+        "invariant_decode": table("decode", "sequences", decode(constants, source)),
+        "invariant_prefill": f"{table('prefill', 'mask', of_prefill)}\n\n{made_by(kernels_of)}",
     }

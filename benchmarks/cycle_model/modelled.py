@@ -12,6 +12,7 @@ from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.emulator.model.starts import STARTS
 
 MARK = " †"
+MADE_BY = "Machine code by ptxas"
 NAN = float("nan")
 BUSY = ("fma", "alu", "convert", "mufu", "uniform", "tmem", "issue", "tensor", "copies")
 
@@ -59,11 +60,11 @@ def marked(text: str, *kernels) -> str:
     return text + MARK * any(kernel is not None and kernel.state for kernel in kernels)
 
 
-def made_by(kernels: dict[Variant, Modelled] | Iterable[Modelled]) -> str:
+def made_by(kernels: dict[Variant, Modelled] | Iterable) -> str:
     """The lines below every modelled table: which ptxas made the machine code, and what MARK says."""
     found = list(kernels.values() if isinstance(kernels, dict) else kernels)
     versions = {kernel.ptxas or "unknown" for kernel in found if kernel.state != "missing"}
-    lines = [f"Machine code by ptxas {', '.join(sorted(versions))}."] if versions else []
+    lines = [f"{MADE_BY} {', '.join(sorted(versions))}."] if versions else []
     if any(kernel.state for kernel in found):
         lines.append(
             f"{MARK.strip()} stale: of an earlier version of a kernel, or not recorded. `python benchmarks/model.py "

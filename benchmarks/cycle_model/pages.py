@@ -7,6 +7,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "performance"
 PAGES = tuple(sorted(FOLDER.glob("*.md")))
+# Others that have tables of records.
+OTHERS = tuple(
+    FOLDER.parent / name for name in ("backward.md", "invariance.md", "serving/indexer.md")
+)
 
 
 def _pattern(name: str) -> re.Pattern:

@@ -1,7 +1,5 @@
 """Peers beside us on the same calls, published and modelled on a GB200; what kernels spend beside their MMAs.
 
-    python -m benchmarks.cycle_model.peers record   models the decodes of peers.json
-
 The calls are those of cudnn-frontend's benchmark (published_power.toml). Speeds of ours and of flash-attn-4 are those
 of the pages' tables, for the SMs and the boost clock of a GB200; FROST's kernels are modelled on the calls themselves.
 docs/generate.py writes the tables.
@@ -10,7 +8,6 @@ docs/generate.py writes the tables.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,7 +72,7 @@ def published(what: str, maker: str) -> tuple[float, float] | None:
 
 
 def load() -> dict:
-    """Decodes with published times, and what record() wrote of them."""
+    """Decodes with published times."""
     return json.loads(FILE.read_text())
 
 
@@ -258,10 +255,17 @@ def b300_table(pages: str) -> str:
     return "\n".join(lines)
 
 
-# --- what is recorded
+# --- decode
 
 
-def decode_table() -> str:
+def decode_problems() -> list[DecodeProblem]:
+    found = load()["decode"]
+    return [
+        DecodeProblem.even(row["batch"], row["keys"], found["queries"]) for row in found["rows"]
+    ]
+
+
+def decode_table(source: decode_time.Source) -> str:
     """A decode of eight queries: ours modelled beside cuDNN's published time."""
     found = load()["decode"]
     lines = [
@@ -271,46 +275,21 @@ def decode_table() -> str:
         "| batch | keys | cute_fa4 | TB/s | bound by | cuDNN, published | TB/s |",
         "|" + "---|" * 7,
     ]
-    for row in found["rows"]:
+    for row, problem in zip(found["rows"], decode_problems(), strict=True):
+        mine = decode_time.ours(problem, fitted_b200(), source=source)
         nbytes = DecodeProblem.even(row["batch"], row["keys"]).bytes
-        speeds = (f"{nbytes / us * 1e-6:.2f}" for us in (row["us"], row["published_us"]))
-        cells = [
-            row["batch"],
-            row["keys"],
-            row["us"],
-            next(speeds),
-            row["bound"],
-            row["published_us"],
-        ]
+        speeds = (f"{nbytes / us * 1e-6:.2f}" for us in (mine.us, row["published_us"]))
+        us = marked(f"{mine.us:.1f}", mine)
+        cells = [row["batch"], row["keys"], us, next(speeds), mine.bound, row["published_us"]]
         lines.append("| " + " | ".join(map(str, [*cells, next(speeds)])) + " |")
     return "\n".join(lines)
 
 
-def record() -> None:
-    found = load()
-    for row in found["decode"]["rows"]:
-        problem = DecodeProblem.even(row["batch"], row["keys"], found["decode"]["queries"])
-        time = decode_time.ours(problem, fitted_b200())
-        row |= {"us": round(time.us, 1), "bound": time.bound}
-    FILE.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def tables(pages: str, model: Model) -> dict[str, str]:
+def tables(pages: str, model: Model, source: decode_time.Source) -> dict[str, str]:
     """By the marks of docs/performance/peers.md."""
     return {
         "peers": table(pages, model),
         "peers_energy": energy_table(model),
-        "peers_decode": decode_table(),
+        "peers_decode": decode_table(source),
         "peers_b300": b300_table(pages),
     }
-
-
-def main(argv: list[str]) -> int:
-    if argv != ["record"]:
-        raise SystemExit("accepted: record")
-    record()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,57 +1,62 @@
-"""Modelled kernels as data: docs/data/modelled.json has the cycles of each, docs/generate.py writes the tables from it.
+"""The kernels that are recorded, and the tables of their records (docs/data/modelled.json), for docs/generate.py.
 
-    python benchmarks/model.py --record --processes 8        models what is missing or stale
+    python benchmarks/model.py --record --list               what no record has, or one of earlier code or constants
+    python benchmarks/model.py --record --processes 8        models it
     python benchmarks/model.py --record --only "cute_fa4 d64"   the kernels whose name has these words
 
-A record is stale if the kernel's PTX has changed since (tests/ptx_digests.json, which tests hold to today's code), or a
-constant that its cycles depend on. A row of a kernel without a record stays as it is printed. Both have modelled.MARK.
+records.py says when a record is stale. A row of a kernel without a record stays as it is printed. Both have
+modelled.MARK.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
 import re
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
-from functools import cache
-from multiprocessing import get_context
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.cycle_model import (
     b300,
+    backward,
+    block_sparse,
     calibration,
+    cut_lists,
     depths,
     eight_bits,
     fixed_cost,
+    indexer,
+    invariance,
+    memory_bound,
     pairs,
     peers,
+    profiled,
+    records,
     report,
     wide,
 )
-from benchmarks.cycle_model import cache as files
 from benchmarks.cycle_model import pages as performance
+from benchmarks.cycle_model.decode import check as decode_check
+from benchmarks.cycle_model.decode import latent, narrow, recording
+from benchmarks.cycle_model.decode import problems as decode_problems
+from benchmarks.cycle_model.decode import report as decode_report
 from benchmarks.cycle_model.evaluate import SteadyState, cta_cycles
-from benchmarks.cycle_model.kernels import OURS, PACKAGES, ROOT, THEIRS, Variant
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.kernels import load as load_kernel
-from benchmarks.cycle_model.modelled import MARK, Modelled, made_by, model, unknown
-from cute_fa4.emulator.model.constants import Constant, fitted_b200, of_target
+from benchmarks.cycle_model.modelled import MADE_BY, MARK, Modelled, made_by, model, unknown
+from benchmarks.cycle_model.records import Constants, Subject, Subjects, digest_of
+from cute_fa4.emulator.model.constants import fitted_b200, of_target
 
-FILE = ROOT / "docs" / "data" / "modelled.json"
-DIGESTS = ROOT / "tests" / "ptx_digests.json"
 MAKERS = (OURS, THEIRS)
-Constants = dict[str, Constant]
 
 
 class Work(NamedTuple):
-    """What CTAs of a record did: key tiles of a work tile, work tiles."""
+    """What CTAs of a record did: key tiles of a work tile, work tiles, parts of each."""
 
     tiles: int
     work_tiles: int
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,27 +64,11 @@ class Cycles:
     cycles: float
 
 
-def normalised(ptx: str) -> str:
-    """PTX without the name of its kernel, which has a hash of the configuration."""
-    return re.sub(r"\bcute_fa4_\w+?(?=_param_\d+\b|\b)", "KERNEL", ptx)
-
-
-def digest_of(ptx: str) -> str:
-    """A hash of what PTX says: without comments, which name the compiler, and without the end of the text.
-
-    >>> digest_of("// by a compiler\\n  ret; // begin\\n\\0") == digest_of("  ret;")
-    True
-    """
-    lines = (line.split("//")[0].rstrip() for line in ptx.rstrip("\0").splitlines())
-    said = "\n".join(line for line in lines if line)
-    return hashlib.sha256(said.encode()).hexdigest()[:24]
-
-
 # --- which kernels
 
 
 def kernels() -> dict[str, tuple[Variant, Constants]]:
-    """Name of a record -> kernel and constants, of every table that is written from records."""
+    """Name of a record -> kernel and constants, of the tables whose rows are launches of a kernels.Variant."""
     base = fitted_b200()
     of_b200 = [
         *report.variants(MAKERS),
@@ -93,12 +82,15 @@ def kernels() -> dict[str, tuple[Variant, Constants]]:
         *(Variant.of(maker, p) for p in eight_bits.problems() for maker in MAKERS),
         *filter(None, map(peers.frost, peers.CALLS)),
         *peers.KERNELS,
+        *block_sparse.variants(MAKERS),
+        *cut_lists.variants(),
     ]
     found = [(variant, base) for variant in of_b200]
     found += [(v, setting) for v in report.claimed(False) for setting in report.claims(base)]
     found += [
         (Variant.of(m, p, b300.ARCH), b300.constants()) for p in b300.problems() for m in MAKERS
     ]
+    found += [one for causal in (True, False) for one in invariance.kernels(causal, base)]
     return {name_of(*one): one for one in found if not one[0].not_modelled}
 
 
@@ -109,113 +101,95 @@ def name_of(variant: Variant, constants: Constants) -> str:
     return ", ".join([str(variant), *changed])
 
 
-def own_variants() -> dict[str, Variant]:
-    """Our kernels, each once, by name: those whose PTX tests/ptx_digests.json holds."""
-    return {str(v): v for v, _ in kernels().values() if v.maker == OURS}
+def of_variant(variant: Variant, constants: Constants) -> Subject:
+    from benchmarks.cycle_model.our_kernel import config
 
-
-# --- what is recorded
-
-
-@cache
-def records() -> dict[str, dict]:
-    return json.loads(FILE.read_text()) if FILE.exists() else {}
-
-
-@cache
-def digests() -> dict[str, str]:
-    return json.loads(DIGESTS.read_text())["variants"]
-
-
-def inside(constants: Constants) -> str:
-    """A hash of the constants that cycles of a CTA depend on: microseconds belong to launches."""
-    return files.key(
-        json.dumps({n: c.value for n, c in sorted(constants.items()) if c.unit != "us"})
+    return Subject(
+        name_of(variant, constants),
+        str(variant),
+        constants,
+        partial(measure, variant, constants),
+        partial(config, variant) if variant.maker == OURS else None,
+        variant.maker,
     )
 
 
-def state_of(variant: Variant, constants: Constants) -> str:
-    """missing, stale, or empty: a record of today's code."""
-    record = records().get(name_of(variant, constants))
-    if record is None:
-        return "missing"
-    of_code = variant.maker == OURS and record["code"] != digests().get(str(variant))
-    return "stale" if of_code or record["constants"] != inside(constants) else ""
+def decode_calls() -> list[tuple[decode_problems.DecodeProblem, dict]]:
+    """Every call of decode of the tables, and what call_of takes besides."""
+    plain = [
+        *decode_problems.problems(),
+        *(latent.problem_of(*row) for row in latent.ROWS),
+        *(narrow.problem_of(*row, kind) for row in narrow.ROWS for kind in narrow.KINDS),
+        *peers.decode_problems(),
+    ]
+    return [*((problem, {}) for problem in plain), *invariance.calls()]
+
+
+@cache
+def subjects() -> Subjects:
+    """Everything that is recorded, by name. ValueError if kernels of two configurations have one name."""
+    base = fitted_b200()
+    launches = [
+        *block_sparse.launches(base),
+        *cut_lists.launches(base),
+        *indexer.launches(),
+        *backward.launches(),
+    ]
+    found = [
+        *(of_variant(*one) for one in kernels().values()),
+        *recording.subjects(decode_calls(), decode_problems.problems(), base),
+        *profiled.subjects(launches),
+    ]
+    configs: dict[str, object] = {}
+    for subject in found:
+        if subject.config is not None:
+            config = subject.config()
+            if configs.setdefault(subject.kernel, config) != config:
+                raise ValueError(f"two kernels are called {subject.kernel}")
+    return {subject.name: subject for subject in found}
+
+
+def own_kernels() -> Subjects:
+    """A subject of each of our kernels, by its name in tests/ptx_digests.json."""
+    return {one.kernel: one for one in subjects().values() if one.maker == OURS}
+
+
+# --- records of variants
 
 
 def recorded(variant: Variant, constants: Constants) -> Modelled:
     """The record of a kernel, as modelled.model returns it; without one all figures are NaN."""
-    state = state_of(variant, constants)
-    if state == "missing":
-        return unknown(variant, state)
-    record = records()[name_of(variant, constants)]
-    results = {Work(tiles, works): Cycles(cycles) for tiles, works, cycles in record["cycles"]}
+    subject = of_variant(variant, constants)
+    if subject.state == "missing":
+        return unknown(variant, subject.state)
+    record = records.records()[subject.name]
+    results = {Work(*work): Cycles(cycles) for *work, cycles in record["cycles"]}
     steady = SteadyState(record["steady"], record["busy"])
-    return Modelled(variant, cta_cycles(results), steady, results, record["ptxas"], state)
+    return Modelled(variant, cta_cycles(results), steady, results, record["ptxas"], subject.state)
 
 
-def record_of(found: Modelled, constants: Constants, code: str) -> dict:
-    """The record of a kernel that was modelled. code: the digest of its PTX."""
-    cycles = [(w.tiles, w.work_tiles, round(r.cycles, 2)) for w, r in found.results.items()]
-    package = PACKAGES.get(found.variant.maker)
+def figures_of(found: Modelled) -> dict:
+    """The figures that a record has of a kernel that was modelled."""
+    rows = []
+    for work, result in found.results.items():
+        parts = getattr(work, "parts", 1)
+        rows.append((work.tiles, work.work_tiles, *[parts] * (parts > 1), round(result.cycles, 2)))
     return {
-        **(
-            {"package": f"{package[0]} {importlib.metadata.version(package[0])}"} if package else {}
-        ),
-        "code": code,
-        "constants": inside(constants),
-        "date": date.today().isoformat(),
         "ptxas": found.ptxas,
         "steady": round(found.steady.cycles, 2),
         "busy": {name: round(share, 4) for name, share in found.steady.busy.items()},
-        "cycles": sorted(cycles),
+        "cycles": sorted(rows),
     }
 
 
-def code_of(variant: Variant) -> str:
-    """The digest of the PTX of a kernel as it compiles now."""
-    if variant.maker != OURS:
-        return digest_of(load_kernel(variant).ptx)
-    from benchmarks.cycle_model.our_kernel import config
-    from benchmarks.sass.our_kernel import compile_artifacts
-
-    return digest_of(normalised(compile_artifacts(config(variant)).ptx))
-
-
-def modelled_again(variant: Variant, settings: list[Constants]) -> dict[str, dict]:
-    """The records of a kernel with each of these constants, modelled now."""
-    code = code_of(variant)
-    found = ((constants, model(variant, constants)) for constants in settings)
-    return {name_of(variant, c): record_of(one, c, code) for c, one in found}
-
-
-def write(changed: dict[str, dict]) -> None:
-    """Put records into the file, and leave out those that no table has."""
-    found = {name: record for name, record in (records() | changed).items() if name in kernels()}
-    lines = (f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    records.cache_clear()
-
-
-def record(words: Iterable[str] | None, processes: int) -> int:
-    """Model kernels in parallel and write each when it is ready. words: of their names; None: missing and stale ones.
-
-    How many could not be modelled.
-    """
-    wanted: dict[Variant, list[Constants]] = {}
-    for name, (variant, constants) in kernels().items():
-        if state_of(variant, constants) if words is None else set(words) <= set(name.split()):
-            wanted.setdefault(variant, []).append(constants)
-    failed = 0
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(modelled_again, *one): str(one[0]) for one in wanted.items()}
-        for number, job in enumerate(as_completed(jobs), 1):
-            error = job.exception()
-            failed += error is not None
-            if error is None:
-                write(job.result())
-            print(f"{number} of {len(jobs)}: {jobs[job]}", error or "", flush=True)
-    return failed
+def measure(variant: Variant, constants: Constants) -> dict:
+    """The figures of a kernel, modelled now."""
+    figures = figures_of(model(variant, constants))
+    return (
+        figures
+        if variant.maker == OURS
+        else {"code": digest_of(load_kernel(variant).ptx), **figures}
+    )
 
 
 # --- the tables
@@ -246,47 +220,105 @@ def tables() -> dict[str, str]:
         **wide.tables(MAKERS, constants, recorded),
         **eight_bits.tables(MAKERS, constants, recorded),
         "b300": b300.table(MAKERS, recorded),
+        **block_sparse.tables(MAKERS, constants, recorded),
+        **cut_lists.tables(constants, recorded),
+        **_with_source(lambda source: invariance.tables(constants, recorded, source)),
+        **decode_tables(constants),
+        **indexer.tables(),
+        "backward": backward.table(),
+        "constants": report.constants_table(constants),
+        "memory_bound": memory_bound.table(),
+    }
+
+
+def decode_tables(constants: Constants) -> dict[str, str]:
+    """Tables of the pages of decode: modelled, published, and the check of the method."""
+    check = decode_check.Check()
+
+    def of_calls(source) -> dict[str, str]:
+        found = decode_report.rows(constants, source)
+        return {
+            "decode_modelled": decode_report.table(found),
+            "decode_short": decode_report.short_table(found, constants),
+        }
+
+    return {
+        **_with_source(of_calls),
+        **_with_source(lambda source: {"latent_decode": latent.table(constants, source)}),
+        **_with_source(lambda source: {"narrow_decode": narrow.table(constants, source)}),
+        "decode": report.decode_table(),
+        "decode_merging": decode_report.merging_table(check),
+        "decode_check": decode_report.check_table(check),
+    }
+
+
+def _with_source(make: Callable[[recording.Recorded], dict[str, str]]) -> dict[str, str]:
+    """Tables of records of decode; those that do not say what made their kernels get a line that does."""
+    source = recording.Recorded()
+    made = make(source)
+    return {
+        name: table if MADE_BY in table else f"{table}\n\n{source.made_by()}"
+        for name, table in made.items()
     }
 
 
 NOT_KNOWN = re.compile(r"\bnan\b")
+# Tables whose rows are chosen by their figures: which rows there are without a record is known only from the page.
+CHOSEN = ("decode_short",)
 
 
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def kept(table: str, printed: str) -> str:
-    """A table whose rows of kernels without a record are as printed, marked; all of it if a text below lacks a figure.
+def _kept_row(line: str, known: list[list[str]]) -> str:
+    cells = _cells(line)
+    at = next(n for n, cell in enumerate(cells) if MARK in cell or NOT_KNOWN.search(cell))
+    same = [row for row in known if row[:at] == cells[:at] and len(row) == len(cells)]
+    if same:
+        cells = list(same[0])
+    else:
+        cells = ["-" if NOT_KNOWN.search(cell) else cell for cell in cells]
+    cells[at] = cells[at].removesuffix(MARK) + MARK
+    return "| " + " | ".join(cells) + " |"
+
+
+def _kept_text(line: str, known: list[str]) -> str:
+    """A text as it is printed, which begins alike; else with a dash for each figure."""
+    begin = line[: NOT_KNOWN.search(line).start()]
+    same = [text for text in known if text.startswith(begin)]
+    return (same[0] if same else NOT_KNOWN.sub("-", line)).removesuffix(MARK) + MARK
+
+
+def kept(table: str, printed: str, only_printed: bool = False) -> str:
+    """A table whose rows and texts of kernels without a record are as printed, marked.
+
+    only_printed: rows without a record that are not on the page are left out
 
     >>> kept("| 1 | nan † | 7 |\\n| 2 | 3 | 7 |\\n| 3 | nan † | 7 |", "| 1 | 9 | 8 |")
     '| 1 | 9 † | 8 |\\n| 2 | 3 | 7 |\\n| 3 | - † | 7 |'
+    >>> kept("mean nan, worst nan\\nof nan", "mean 2, worst 3"), kept("| 1 | nan |", "", only_printed=True)
+    ('mean 2, worst 3 †\\nof - †', '')
     """
-    known = [_cells(line) for line in printed.splitlines() if line.startswith("|")]
+    printed_lines = printed.splitlines()
+    rows = [_cells(line) for line in printed_lines if line.startswith("|")]
     lines = []
     for line in table.splitlines():
         if not NOT_KNOWN.search(line):
             lines.append(line)
-            continue
-        if not line.startswith("|"):
-            return printed
-        cells = _cells(line)
-        at = next(n for n, cell in enumerate(cells) if MARK in cell or NOT_KNOWN.search(cell))
-        same = [row for row in known if row[:at] == cells[:at] and len(row) == len(cells)]
-        if same:
-            cells = list(same[0])
+        elif line.startswith("|"):
+            found = _kept_row(line, rows)
+            lines += [found] * (not only_printed or not re.search(rf"\| (-)?{MARK} ", found))
         else:
-            cells = ["-" if NOT_KNOWN.search(cell) else cell for cell in cells]
-        cells[at] = cells[at].removesuffix(MARK) + MARK
-        lines.append("| " + " | ".join(cells) + " |")
+            lines.append(_kept_text(line, printed_lines))
     return "\n".join(lines)
 
 
 def pages(before: dict[Path, str]) -> dict[Path, str]:
-    """The pages of docs/performance/ with the tables of records."""
+    """Pages with the tables of records."""
     after = dict(before)
     for name, table in tables().items():
         path = performance.page_of(after, name)
-        table = kept(table, performance.printed(after[path], name))
+        table = kept(table, performance.printed(after[path], name), name in CHOSEN)
         after[path] = performance.fill(after[path], name, table)
     return after

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.cycle_model import cut_lists, report
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
+from benchmarks.cycle_model.profiled import Cycles
 from cute_fa4.emulator.model.constants import B200
 from tests.benchmarks.test_model_block_sparse import rows_of
 
@@ -20,19 +21,12 @@ KERNELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_emulator(monkeypatch):
-    for module, name in (
-        (cut_lists, "cycles_of_cutting"),
-        (cut_lists, "cycles_of_merging"),
-        (cut_lists.block_sparse, "cycles_of_sorting"),
-    ):
-        monkeypatch.setattr(module, name, lambda *given: 3000.0)
+LAUNCHES = {launch: Cycles(3000.0, {}) for launch in cut_lists.launches(B200)}
 
 
 def test_the_page_has_every_row():
     stored = re.search(r"<!-- cut_lists -->\n(.*?)<!-- /cut_lists -->", PAGE, re.DOTALL)[1]
-    fresh = rows_of(cut_lists.table(KERNELS, B200))
+    fresh = rows_of(cut_lists.table(KERNELS, LAUNCHES, B200))
     assert [row[:4] for row in rows_of(stored)] == [row[:4] for row in fresh]
     assert [row[7::4] for row in rows_of(stored)] == [row[7::4] for row in fresh]
 
@@ -41,7 +35,7 @@ def test_the_page_has_every_row():
 def test_one_list_of_all_keys_does_not_decide_a_launch(q_block):
     """Among lists of a tenth: in parts, within a quarter of an equal share for each SM."""
     of = cut_lists.problem("global", 16384, 2, q_block, 0.1)
-    found = cut_lists.times(KERNELS, q_block, of, B200)
+    found = cut_lists.times(KERNELS, LAUNCHES, q_block, of, B200)
     share = sum(of.counts) * 2 / B200["sms"].value * 2000 / B200["clock_ghz"].value * 1e-3
     alone = max(of.counts) * 2000 / B200["clock_ghz"].value * 1e-3
     assert found.before > alone > 4 * share

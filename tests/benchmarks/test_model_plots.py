@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import model
 from benchmarks.cycle_model import pages, plots, report
 from benchmarks.cycle_model.modelled import MARK
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FIRST = (DOCS / "performance" / "index.md").read_text()
-PAGE = plots.text_of_pages(model.PAGES)
+PAGE = plots.text_of_pages(pages.PAGES)
 SVG = "{http://www.w3.org/2000/svg}"
 HALF_A_LETTER = 5  # a label's baseline is that much below its line
 
@@ -140,7 +139,7 @@ def test_a_table_belongs_on_exactly_one_page():
         pages.filled({first: marks_of_a, second: marks_of_a}, {"a": "1"})
     with pytest.raises(ValueError, match="on 0 pages"):
         pages.filled({first: marks_of_a, second: marks_of_b}, {"c": "1"})
-    text = "\n".join(path.read_text() for path in model.PAGES)
+    text = "\n".join(path.read_text() for path in pages.PAGES)
     for name in (
         "speeds",
         "pages",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import model
+from benchmarks.cycle_model import records
 from cute_fa4.compiler import toolkit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +43,6 @@ def test_the_driver_decides_between_the_flavours(driver, expected):
     assert toolkit.chosen(("cu12", "cu13"), driver) == expected
 
 
-@pytest.mark.parametrize("table", model.MODELLED_TABLES)
-def test_modelled_tables_are_of_the_ptxas_that_compiles_here(table):
-    """The pages and the build differ: python benchmarks/model.py --docs."""
-    pages = "".join(path.read_text() for path in model.PAGES)
-    text = re.search(rf"<!-- {table} -->\n(.*?)<!-- /{table} -->", pages, re.DOTALL)[1]
-    assert re.findall(r"^Machine code by ptxas (.*)\.$", text, re.M) == [toolkit.ptxas()]
+def test_records_are_of_the_ptxas_that_compiles_here():
+    """The pages and the build differ: python benchmarks/model.py --record --only cute_fa4."""
+    assert {one["ptxas"] for one in records.records().values()} == {toolkit.ptxas()}

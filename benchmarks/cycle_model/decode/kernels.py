@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from benchmarks.cycle_model.decode.memory import Memory
 from benchmarks.cycle_model.decode.variants import FURTHER_BLOCKS, TheirKernel, works
 from benchmarks.cycle_model.grid import Curve
 from benchmarks.cycle_model.kernels import ROOT, disassemble
+from benchmarks.cycle_model.records import digest_of, normalised
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
 from cute_fa4.dtypes import bytes_of
@@ -54,9 +55,21 @@ def _remembered(function):
     return wraps(function)(asked)
 
 
+@dataclass(frozen=True)
+class Cycles:
+    """What was simulated of a kernel: cycles of each work, at each of LATENCIES; of a merge, of each number of parts.
+
+    code, ptxas  the digest of its PTX, and what made its machine code
+    """
+
+    of: dict
+    code: str
+    ptxas: str | None
+
+
 @_remembered
-def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streaming:
-    """Cycles of an attention kernel of ours, for this many queries per sequence."""
+def attention_cycles(config, seqlen_q: int, constants: dict[str, Constant]) -> Cycles:
+    """An attention kernel of ours, for this many queries per sequence."""
     goes_on = bool(config.schedule.claims) or config.share_keys
 
     name = f"decode {config.name} q{seqlen_q}"
@@ -65,27 +78,42 @@ def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streamin
         config,
         lambda: our_decode.trace_attention(config, seqlen_q, works(goes_on, config.in_runs)),
     )
-    return _streaming(name, found, constants, _tile_bytes(config, seqlen_q))
+    return _by_latency(name, found, constants)
 
 
 @_remembered
-def their_attention(kernel: TheirKernel, constants: dict[str, Constant]) -> Streaming:
-    """Cycles of a kernel of flash-attn-4."""
+def their_cycles(kernel: TheirKernel, constants: dict[str, Constant]) -> Cycles:
+    """A kernel of flash-attn-4."""
     version, sources = importlib.metadata.version("flash-attn-4"), _recorder("their_decode.py")
     key = cache.key(version, _compiler(), *sources)
     found = cache.stored(str(kernel), key, lambda: _their_code(kernel))
-    return _streaming(str(kernel), found, constants, 4 * 128 * kernel.head_dim)
+    return _by_latency(str(kernel), found, constants)
 
 
 @_remembered
-def merge_cycles(config, constants: dict[str, Constant]) -> Curve:
-    """Cycles of a CTA of the merging kernel, by number of parts."""
-
+def merging_cycles(config, constants: dict[str, Constant]) -> Cycles:
+    """A CTA of the merging kernel."""
     name = f"decode {config.name}"
     found = _ours(name, config, lambda: our_decode.trace_merge(config, MERGED_PARTS))
     here = constants | {"lat_global": constants["lat_l2"]}
-    cycles = _simulated(name, found, here)
-    return Curve(tuple(sorted(cycles.items())))
+    return _cycles(found, _simulated(name, found, here))
+
+
+def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streaming:
+    """The curves of an attention kernel of ours, modelled now."""
+    found = attention_cycles(config, seqlen_q, constants)
+    return streaming(found.of, tile_bytes(config, seqlen_q), constants)
+
+
+def their_attention(kernel: TheirKernel, constants: dict[str, Constant]) -> Streaming:
+    """The same of a kernel of flash-attn-4."""
+    found = their_cycles(kernel, constants)
+    return streaming(found.of, their_tile_bytes(kernel), constants)
+
+
+def merge_cycles(config, constants: dict[str, Constant]) -> Curve:
+    """Cycles of a CTA of the merging kernel, by number of parts."""
+    return _curve(merging_cycles(config, constants).of)
 
 
 def _ours(name: str, config, record) -> tuple:
@@ -106,7 +134,7 @@ def _ours(name: str, config, record) -> tuple:
     return cache.stored(name, cache.key(_compiler(), *recorder, *files), compiled)
 
 
-def _tile_bytes(config, seqlen_q: int) -> float:
+def tile_bytes(config, seqlen_q: int) -> float:
     """Bytes of a key tile from memory. Rows of a latent cache that several CTAs read come from memory once."""
     if not config.latent:
         rows = bytes_of(config.stored_dtype, 128 * (config.stored_depth + config.stored_ov_depth))
@@ -117,20 +145,42 @@ def _tile_bytes(config, seqlen_q: int) -> float:
     return stored / (blocks * config.group // config.heads_per_tile)
 
 
-def _streaming(name, found, constants, tile_bytes: int) -> Streaming:
+def their_tile_bytes(kernel: TheirKernel) -> float:
+    """The same of flash-attn-4."""
+    return 4.0 * 128 * kernel.head_dim
+
+
+def _cycles(found: tuple, of: dict) -> Cycles:
+    ptx, code, *_ = found
+    return Cycles(of, digest_of(normalised(ptx)), toolkit.ptxas_of(code))
+
+
+def _latencies(constants: dict[str, Constant]) -> tuple[float, ...]:
     idle = Memory.of(constants).latency
-    latencies = tuple(idle * factor for factor in LATENCIES)
-    first, further, within = [], [], []
-    for latency in latencies:
+    return tuple(idle * factor for factor in LATENCIES)
+
+
+def _by_latency(name, found, constants) -> Cycles:
+    simulated = []
+    for latency in _latencies(constants):
         here = constants | {"tma_latency": replace(constants["tma_latency"], value=latency)}
-        cycles = _simulated(name, found, here)
+        simulated.append(_simulated(name, found, here))
+    return _cycles(found, {work: [one[work] for one in simulated] for work in simulated[0]})
+
+
+def streaming(of: dict, tile_bytes: float, constants, state: str = "") -> Streaming:
+    """The curves of a kernel. of: Work -> cycles at each of LATENCIES."""
+    first, further, within = [], [], []
+    for number in range(len(LATENCIES)):
+        cycles = {work: at[number] for work, at in of.items()}
         single = {w.tiles: n for w, n in cycles.items() if w.blocks == w.parts == 1}
         blocks = {w.tiles: n for w, n in cycles.items() if w.blocks > 1}
         parts = {w.tiles: n for w, n in cycles.items() if w.parts > 1}
         first.append(_curve(single))
         further.append(_further(single, blocks))
         within.append(_further(single, parts or blocks))
-    return Streaming(latencies, tuple(first), tuple(further), tuple(within), float(tile_bytes))
+    curves = tuple(first), tuple(further), tuple(within)
+    return Streaming(_latencies(constants), *curves, float(tile_bytes), state)
 
 
 def _further(single: dict, several: dict) -> Curve:

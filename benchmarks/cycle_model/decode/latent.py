@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks.cycle_model.decode.problems import ROWS as OF_ROWS
 from benchmarks.cycle_model.decode.problems import DecodeProblem
-from benchmarks.cycle_model.decode.time import ours
+from benchmarks.cycle_model.decode.time import Source, ours
+from benchmarks.cycle_model.modelled import marked
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.system.gains import ratio
 
@@ -43,7 +44,7 @@ def published() -> dict[tuple[int, int, int, str], tuple[float, str]]:
     }
 
 
-def table(constants: dict[str, Constant], say=lambda row: None) -> str:
+def table(constants: dict[str, Constant], source: Source) -> str:
     known = published()
     lines = [
         "Microseconds of a decode from a latent cache on a B200, **modelled**: 8192 keys a sequence, pages of 32,"
@@ -57,11 +58,11 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
     for row in ROWS:
         queries, heads, batch, dtype = row
         problem = problem_of(*row)
-        mine = ours(problem, constants)
-        say((row, mine))
+        mine = ours(problem, constants, source=source)
         us, kernel = known.get(row, (None, ""))
         operations = 2 * heads * queries * batch * KEYS * (576 + 512)
-        cells = [dtype, heads, queries, batch, f"{mine.us:.1f}", f"{mine.tb_s(problem):.2f}"]
+        cells = [dtype, heads, queries, batch, marked(f"{mine.us:.1f}", mine)]
+        cells += [f"{mine.tb_s(problem):.2f}"]
         cells += [
             f"{operations / mine.us * 1e-6:.0f}",
             f"{mine.set_up_us:.1f}",

@@ -25,6 +25,7 @@ class Streaming:
     first, further one Curve over key tiles for each latency: of a CTA's first block, and of what another one adds
     within         the same of what another block or part in the queue of the CTA adds
     tile_bytes     of keys and values of a key tile
+    state          as in modelled.Modelled
     """
 
     latencies: tuple[float, ...]
@@ -32,6 +33,7 @@ class Streaming:
     further: tuple[Curve, ...]
     within: tuple[Curve, ...]
     tile_bytes: float
+    state: str = ""
 
     def per_tile(self, latency: float) -> float:
         """Cycles of one more key tile."""

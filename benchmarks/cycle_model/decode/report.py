@@ -8,7 +8,8 @@ from statistics import mean
 from benchmarks.cycle_model.decode import problems as calls
 from benchmarks.cycle_model.decode.check import IN_CLUSTER, Check, Row
 from benchmarks.cycle_model.decode.problems import DecodeProblem, published
-from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
+from benchmarks.cycle_model.decode.time import CallTime, Source, ours, theirs
+from benchmarks.cycle_model.modelled import NAN, marked
 from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.system.gains import ratio
 
@@ -41,14 +42,15 @@ class TableRow:
         return self.published and self.published / self.ours.us
 
 
-def rows(constants: dict[str, Constant], say=lambda row: None) -> list[TableRow]:
-    """Every problem, modelled; say(row) is called for each."""
+def rows(constants: dict[str, Constant], source: Source, say=lambda row: None) -> list[TableRow]:
+    """Every problem; say(row) is called for each."""
     found = []
     for problem in calls.problems():
         times = published(problem)
         by = min(times, key=times.__getitem__) if times else ""
-        split, whole = (theirs(problem, constants, split) for split in (True, False))
-        row = TableRow(problem, ours(problem, constants), split, whole, times.get(by), by)
+        split, whole = (theirs(problem, constants, split, source) for split in (True, False))
+        mine = ours(problem, constants, source=source)
+        row = TableRow(problem, mine, split, whole, times.get(by), by)
         found.append(row)
         say(row)
     return found
@@ -70,7 +72,8 @@ def table(found: list[TableRow]) -> str:
     for row in found:
         p, mine = row.problem, row.ours
         cells = [p.head_dim, f"{p.heads_q}/{p.heads_kv}", p.seqlen_q, p.batch, _keys(p)]
-        cells += [_us(mine.us), f"{mine.tb_s(p):.2f}", mine.parts]
+        cells += [marked(_us(mine.us), mine, row.split, row.whole)]
+        cells += [f"{mine.tb_s(p):.2f}", mine.parts]
         cells += [_us(mine.set_up_us), _us(mine.merge_us), mine.bound]
         cells += [_us(row.split.us), _us(row.whole.us)]
         cells += ["", ratio(row.over_theirs), ""]
@@ -109,13 +112,14 @@ def short_table(found: list[TableRow], constants: dict[str, Constant]) -> str:
     ]
     for row in found:
         p, mine = row.problem, row.ours
-        late = row.published is not None and mine.us > row.published
+        late = row.published is not None and not mine.us <= row.published
         if not late and row.over_theirs >= FASTER_THAN_THEIRS:
             continue
         least = _us(p.bytes / ceiling * 1e-6)
-        binds = BINDS[mine.bound].format(share=mine.reading / ceiling, least=least)
+        binds = BINDS.get(mine.bound, "-").format(share=mine.reading / ceiling, least=least)
         cells = [p.head_dim, f"{p.heads_q}/{p.heads_kv}", p.seqlen_q, p.batch, _keys(p)]
-        cells += [f"{mine.us - row.published:.1f}" if late else "", ratio(row.over_theirs)]
+        by = f"{mine.us - row.published:.1f}" if late else ""
+        cells += [marked(by, mine, row.split, row.whole), ratio(row.over_theirs)]
         cells += [f"{mine.start_us:.1f}", f"{mine.set_up_us - mine.start_us:.1f}"]
         cells += [_us(mine.stream_us), f"{mine.reading:.1f}", f"{mine.merge_us:.1f}", binds]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
@@ -124,9 +128,14 @@ def short_table(found: list[TableRow], constants: dict[str, Constant]) -> str:
 
 def _goals(found: list[TableRow]) -> list[str]:
     known = [row for row in found if row.published]
-    reached = sum(row.over_published >= 1 for row in known)
-    doubted = sum(row.published >= row.ours.us + DOUBT_US for row in known)
-    faster = sum(row.over_theirs >= FASTER_THAN_THEIRS for row in found)
+    missing = any(time.state == "missing" for row in found for time in (row.ours, row.split))
+
+    def count(rows) -> float:
+        return NAN if missing else sum(rows)
+
+    reached = count(row.over_published >= 1 for row in known)
+    doubted = count(row.published >= row.ours.us + DOUBT_US for row in known)
+    faster = count(row.over_theirs >= FASTER_THAN_THEIRS for row in found)
     large = [
         row.ours.tb_s(row.problem)
         for row in known

@@ -20,7 +20,8 @@ Bound, by the share of the whole that a cause explains:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from benchmarks.cycle_model.decode import kernels
 from benchmarks.cycle_model.decode.call import call_of
@@ -28,6 +29,8 @@ from benchmarks.cycle_model.decode.launch import Chip, Launch, Streaming
 from benchmarks.cycle_model.decode.memory import Memory
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.variants import TheirKernel, their_queues
+from benchmarks.cycle_model.grid import Curve
+from benchmarks.cycle_model.modelled import NAN
 from cute_fa4.emulator.model.constants import Constant
 
 SATURATED = 0.9
@@ -40,6 +43,7 @@ class CallTime:
     set_up_us     everything except reading and merging
     start_us      its part until the first instruction, and the first copies beyond the latency
     reading       TB/s while CTAs read, of all SMs
+    state         as in modelled.Modelled; if a kernel is missing all figures are NaN
     """
 
     us: float
@@ -50,22 +54,36 @@ class CallTime:
     bound: str
     start_us: float = 0.0
     reading: float = 0.0
+    state: str = ""
 
     def tb_s(self, problem: DecodeProblem) -> float:
         """Bytes of keys and values over the time."""
         return problem.bytes / self.us * 1e-6
 
 
+class Source(Protocol):
+    """Where the cycles of kernels come from: kernels.py models them now, recording.py has their records."""
+
+    def attention(self, config, seqlen_q: int, constants: dict[str, Constant]) -> Streaming: ...
+
+    def their_attention(self, kernel: TheirKernel, constants: dict[str, Constant]) -> Streaming: ...
+
+    def merge_cycles(self, config, constants: dict[str, Constant]) -> Curve: ...
+
+
 def ours(
-    problem: DecodeProblem, constants: dict[str, Constant], num_splits: int = 0, **invariance
+    problem: DecodeProblem,
+    constants: dict[str, Constant],
+    num_splits: int = 0,
+    source: Source = kernels,
+    **invariance,
 ) -> CallTime:
     """A public call with this number of parts; 0: chosen by the package. invariance: as call_of takes it."""
     call = call_of(problem, num_splits, **invariance)
-    kernel = kernels.attention(call.config, problem.seqlen_q, constants)
+    kernel = source.attention(call.config, problem.seqlen_q, constants)
     merge = 0.0
     if call.merge is not None:
-        cycles = kernels.merge_cycles(call.merge, constants)(call.parts)
-        merge = merge_us(cycles, True, constants)
+        kernel, merge = _merged(kernel, call.merge, call.parts, constants, source)
     if call.cluster:
         merge = constants[f"cluster_merge_{call.parts}_us"].value
     claims = bool(call.config.schedule.claims)
@@ -73,19 +91,31 @@ def ours(
     return time_of(kernel, call.queues, claims, merge, call.parts, constants, ctas)
 
 
-def theirs(problem: DecodeProblem, constants: dict[str, Constant], split: bool) -> CallTime:
+def theirs(
+    problem: DecodeProblem, constants: dict[str, Constant], split: bool, source: Source = kernels
+) -> CallTime:
     """flash-attn-4 with pages of 128. Its merging kernel is taken to be ours."""
-    from cute_fa4.sm100.combine.config import CombineConfig
-
     parts, queues = their_queues(problem, split, int(constants["sms"].value))
-    variant = TheirKernel.of(problem, parts > 1)
+    kernel = source.their_attention(TheirKernel.of(problem, parts > 1), constants)
     merge = 0.0
     if parts > 1:
-        config = CombineConfig("bf16", problem.head_dim)
-        cycles = kernels.merge_cycles(config, constants)(parts)
-        merge = merge_us(cycles, True, constants)
-    kernel = kernels.their_attention(variant, constants)
+        kernel, merge = _merged(kernel, their_merge(problem), parts, constants, source)
     return time_of(kernel, queues, False, merge, parts, constants)
+
+
+def their_merge(problem: DecodeProblem):
+    """The configuration of the kernel that stands for flash-attn-4's merge."""
+    from cute_fa4.sm100.combine.config import CombineConfig
+
+    return CombineConfig("bf16", problem.head_dim)
+
+
+def _merged(kernel: Streaming, config, parts: int, constants, source: Source) -> tuple:
+    """(the kernel with the state of both, microseconds of the launch that merges its parts)."""
+    curve = source.merge_cycles(config, constants)
+    states = {kernel.state, curve.state}
+    state = "missing" if "missing" in states else max(states)
+    return replace(kernel, state=state), merge_us(curve(parts), True, constants)
 
 
 def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> float:
@@ -104,6 +134,8 @@ def time_of(
 
     goes_on: CTAs claim further queues. ctas: number that run a queue together, each on its own SM.
     """
+    if kernel.state == "missing":
+        return CallTime(*[NAN] * 4, parts, "-", NAN, NAN, kernel.state)
     value = {name: constant.value for name, constant in constants.items()}
     chip = Chip(Memory.of(constants), int(value["sms"]) // ctas, kernel)
     found = chip.run(list(queues), goes_on)
@@ -116,7 +148,15 @@ def time_of(
     # Where SMs read at different times, the mean over all of them would be more than memory gives.
     reading = min(found.bytes / stream * 1e-6, value["hbm_tbs"]) if stream else 0.0
     return CallTime(
-        whole, before + attention - stream, stream, merge, parts, bound, before, reading
+        whole,
+        before + attention - stream,
+        stream,
+        merge,
+        parts,
+        bound,
+        before,
+        reading,
+        kernel.state,
     )
 
 

@@ -28,6 +28,7 @@ from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import score_mods, spelled
 from cute_fa4.sm100.blueprint.chip import ARCHES
+from cute_fa4.sm100.blueprint.choices import CHOICES
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, packaged_call
 from cute_fa4.sm100.blueprint.small_blocks import of_small_blocks
 from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
@@ -153,6 +154,10 @@ def _of_backward(values: dict) -> list:
     _check_masks(values)
     _require(values, "head_dim", "dtype")
     _one_of(values, dtype=UNQUANTIZED, arch=ARCHES)
+    if "exp2_emulated" in values:
+        wrong = CHOICES["exp2_emulated"].accepts(values["exp2_emulated"])
+        if wrong:
+            raise ValueError(f"exp2_emulated={values['exp2_emulated']!r}; {wrong}")
     if values.pop("causal", False):
         values["mask"] = masks.Causal()
     depth = values.pop("head_dim")

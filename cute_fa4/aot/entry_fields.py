@@ -231,6 +231,7 @@ BACKWARD = {
         "numbers",
         "aux tensors whose gradients are computed, in a kernel of their own; default: none",
     ),
+    "exp2_emulated": CONFIG["exp2_emulated"],
     "arch": _ARCH,
 }
 INDEXER = {

@@ -23,6 +23,7 @@ from cute_fa4.calls.operands.tensors import (
 )
 from cute_fa4.calls.split_keys.split import num_sms
 from cute_fa4.dtypes import E4M3
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.indexer.config import (
     CTAS_OF_ROW,
     DEPTH,
@@ -41,9 +42,6 @@ from cute_fa4.system.devices import target_of
 SCALE_BYTES = 4
 KEY_BYTES = DEPTH + SCALE_BYTES  # of a cache: its numbers and its scale
 BYTES = (torch.uint8, torch.int8, E4M3.torch)
-MOST_TILES = 32  # key tiles of a CTA
-LEAST_SHARED = 16384  # keys: with fewer, CTAs wait longer for each other than they read
-CTAS_OF_SM = 4  # CTAs for each SM, from which on a CTA gets more key tiles
 
 
 class Dense(NamedTuple):
@@ -258,10 +256,10 @@ def ctas_of_row(rows: int, keys: int, sms: int, device: torch.device) -> int:
     >>> emulated = 148, torch.device("cpu")
     >>> [ctas_of_row(rows, 131072, *emulated) for rows in (1, 16, 17, 32, 37, 64, 75)]
     [8, 8, 4, 4, 2, 2, 1]
-    >>> ctas_of_row(1, LEAST_SHARED - 1, *emulated)
+    >>> ctas_of_row(1, 16383, *emulated)
     1
     """
-    if keys < LEAST_SHARED:
+    if keys < tuning.choose("topk_shared_keys"):
         return 1
     fitting = (ctas for ctas in CTAS_OF_ROW[:0:-1] if rows <= most_clusters(device, ctas, sms))
     return next(fitting, 1)
@@ -307,7 +305,8 @@ def tiles_each(config: IndexerConfig, query_tiles: int, keys: int, sms: int) -> 
     >>> [tiles_each(config, tiles, 8192, 148) for tiles in (1, 64, 4096)]
     [1, 6, 32]
     """
-    return max(1, min(MOST_TILES, query_tiles * tiles_of(keys, KEYS) // (CTAS_OF_SM * sms)))
+    ctas = tuning.choose("logits_ctas") * sms
+    return max(1, min(tuning.choose("logits_tiles"), query_tiles * tiles_of(keys, KEYS) // ctas))
 
 
 def _check_queries(q, axes: tuple[str, ...]) -> None:
@@ -356,7 +355,7 @@ def _check_numbers(name: str, tensor, shape: tuple, q: torch.Tensor) -> None:
 
 def _check_grid(queries: int, heads: int, keys: int, batch: int) -> None:
     tiles = batch * tiles_of(queries, queries_of_tile(heads, queries))
-    ctas = tiles * tiles_of(tiles_of(keys, KEYS), MOST_TILES)
+    ctas = tiles * tiles_of(tiles_of(keys, KEYS), tuning.choose("logits_tiles"))
     if ctas > MAX_CTAS:
         raise ValueError(
             f"q: {queries * batch} queries over {keys} keys take {ctas} CTAs; accepted: at most {MAX_CTAS}; call with "

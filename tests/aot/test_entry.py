@@ -68,6 +68,7 @@ VARIED = [
     ),
     BlockListsConfig("order", arch="sm_103a"),
     BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
+    BackwardConfig("bf16", 64, 64, exp2_emulated=8),
     TopKConfig("sm_103a", 8),
     IndexerConfig(32, 4),
     IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False, arch="sm_103a"),
@@ -281,3 +282,10 @@ def test_a_warning_says_the_same(loaded, monkeypatch):
         warnings.simplefilter("error")
         monkeypatch.setenv("CUTE_FA4_JIT", "allow")
         missing.check(PLAIN.with_(group=2), "cuda")
+
+
+def test_a_backward_entry_refuses_more_exponentials_than_there_are(tmp_path):
+    path = tmp_path / "set.toml"
+    path.write_text('[[backward]]\nhead_dim = 64\ndtype = "bf16"\nexp2_emulated = 65\n')
+    with pytest.raises(ExportError, match="exp2_emulated=65; accepted: a number from 0 to 64"):
+        read_catalogue(path)

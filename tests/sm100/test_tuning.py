@@ -4,15 +4,19 @@ import itertools
 
 import pytest
 
+from cute_fa4.calls import indexer
 from cute_fa4.calls.split_keys import split
 from cute_fa4.emulator.model.stated_error import DIFFERENCES
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import choices, tuning
 from cute_fa4.sm100.blueprint.choices import CHOICES, FACTS
 from cute_fa4.sm100.blueprint.tuning import MARGIN, METADATA, Row, Tuning
 from cute_fa4.sm100.choose import pays
 from cute_fa4.sm100.choose.choose_config import FAMILIES, choose_config, config_for
 from cute_fa4.sm100.choose.pays import Lengths
+from cute_fa4.sm100.choose.rows_of_tiles import tile_for
 from cute_fa4.sm100.choose.which_kernel import Call, kernels_of, which_kernel
+from cute_fa4.sm100.indexer.config import IndexerConfig
 from cute_fa4.sm100.two_tiles.orders import ORDERS
 
 LONG = Lengths(8192, 8192, 64)
@@ -221,3 +225,35 @@ def test_lists_of_a_models_kernels_take_a_file(tmp_path, capsys):
     flags = "export --list --head-dim 128 --heads-q 8 --heads-kv 8 --calls dense --no-splits"
     assert main([*flags.split(), "--tuning", path]) == 0
     assert capsys.readouterr().out.split() == [config.name for config in tuned]
+
+
+# Choice and another value of it -> what follows, a number of a rule in each.
+RULES = {
+    ("few_rows", 8): lambda: [tile_for(queries, 8)[1] for queries in (1, 2)],
+    ("run_tiles", 4): lambda: split.parts_of_run(split.Split(16, 4), 64, 148),
+    ("run_start_tiles", 8): lambda: split.parts_of_run(split.Split(16, 4), 40, 148),
+    ("shared_parts", 3): lambda: [split.shared_parts(65, latent) for latent in (True, False)],
+    ("topk_shared_keys", 32768): lambda: indexer.ctas_of_row(1, 16384, 148, split._EMULATED),
+    ("logits_tiles", 8): lambda: indexer.tiles_each(IndexerConfig(64, 2), 4096, 8192, 148),
+    ("logits_ctas", 8): lambda: indexer.tiles_each(IndexerConfig(64, 2), 64, 8192, 148),
+    ("exp2_emulated", 8): lambda: BackwardConfig("bf16", 128, 128).exp2_emulated,
+}
+SHIPPED = [[8, 32], 4, 1, [1024, 25], 8, 32, 6, 16]
+CHANGED = [[8, None], 1, 3, [3, 3], 1, 8, 3, 8]
+
+
+@pytest.mark.parametrize("rule, now, then", zip(RULES, SHIPPED, CHANGED, strict=True), ids=str)
+def test_a_number_of_a_rule_is_the_tables(rule, now, then):
+    name, value = rule
+    assert RULES[rule]() == now
+    with tuning.using(tuning.shipped().changed(**{name: value})):
+        assert RULES[rule]() == then
+
+
+def test_the_exponentials_of_the_backward_pass_are_of_the_configuration():
+    """So caches never mix kernels of two tables; fp16 has none on the FMA units."""
+    shipped = BackwardConfig("bf16", 64, 64)
+    with tuning.using(tuning.shipped().changed(exp2_emulated=8)):
+        changed = BackwardConfig("bf16", 64, 64)
+        assert BackwardConfig("fp16", 64, 64).exp2_emulated == 0
+    assert shipped != changed and shipped.name != changed.name

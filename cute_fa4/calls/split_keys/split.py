@@ -51,7 +51,6 @@ MAX_SPLITS, MAX_PARTS = 1024, 4096  # of num_splits, and of tokens_per_split
 # Keys of a part, of batch-invariant calls without tokens_per_split: where CTAs that fill the chip merge the parts of
 # their rows, and where parts of long calls go through memory. A fact of the problem, not of lengths or storage.
 INVARIANT_TOKENS, INVARIANT_TOKENS_IN_MEMORY = 512, 2048
-RUN_TILES = 16  # key tiles of a CTA that takes several parts, at most
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
@@ -263,19 +262,20 @@ def _ctas(q, where: Where, config) -> int:
 def parts_of_run(split: Split, blocks: int, sms: int) -> int:
     """Parts that a CTA takes one after the other: the bits are the same, so lengths and the chip may decide.
 
-    A run has at most RUN_TILES key tiles, because a launch waits for its last run. Claiming and beginning one costs
-    about as much as a key tile.
+    A run has at most run_tiles key tiles, because a launch waits for its last run. Claiming and beginning one costs
+    as much as run_start_tiles of them.
 
     >>> [parts_of_run(Split(16, 4), blocks, 148) for blocks in (8, 16, 24, 40, 64, 256)]
     [1, 2, 3, 1, 4, 4]
     >>> parts_of_run(Split(16), 8, 148), parts_of_run(Split(4, 16), 64, 148)
     (1, 1)
     """
-    most = min(split.parts, RUN_TILES // split.tiles_each) if split.tiles_each else 1
+    longest, start = tuning.choose("run_tiles"), tuning.choose("run_start_tiles")
+    most = min(split.parts, longest // split.tiles_each) if split.tiles_each else 1
 
     def cost(run: int) -> int:
         waves = -(-blocks * -(-split.parts // run) // sms)
-        return waves * (run * split.tiles_each + 1)
+        return waves * (run * split.tiles_each + start)
 
     return min(range(max(most, 1), 0, -1), key=cost)
 
@@ -337,12 +337,15 @@ def cluster_parts(blocks: int, seen: int, sms: int, device: torch.device = _EMUL
     return parts if tiles <= parts * most else None
 
 
-def shared_parts(tiles: int) -> int:
+def shared_parts(tiles: int, latent: bool = False) -> int:
     """The most parts of a block of so many key tiles that are worth the cost of their merge, as in even_parts.
 
-    >>> [shared_parts(tiles) for tiles in (4, 17, 65, 129)]
-    [16, 16, 25, 35]
+    >>> [shared_parts(tiles) for tiles in (4, 17, 65, 129)], shared_parts(4, latent=True)
+    ([16, 16, 25, 35], 1024)
     """
+    parts = tuning.choose("shared_parts", latent=latent)
+    if parts != choices.RULE:
+        return parts
     return max(tuning.choose("merged_alike"), isqrt(tiles * tuning.choose("merged_a_tile")))
 
 
@@ -358,9 +361,7 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
     ):
         return None
     most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
-    ctas = min(most, -(-blocks * tiles // least))
-    if not config.latent:  # a key tile of 576 columns takes as long as fifty parts of the merge
-        ctas = min(ctas, blocks * shared_parts(tiles))
+    ctas = min(most, -(-blocks * tiles // least), blocks * shared_parts(tiles, config.latent))
     positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)
     shared = Shared(ctas, least, blocks, positions, config.heads_per_tile)
     rows = shared.slots * shared.positions * shared.heads

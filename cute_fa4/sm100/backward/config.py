@@ -32,7 +32,7 @@ from hashlib import sha256
 
 from ...dtypes import BF16, UNQUANTIZED, elements_in
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
-from ..blueprint import naming
+from ..blueprint import choices, naming, tuning
 from ..blueprint.bands import Full, Mask
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import (
@@ -60,7 +60,6 @@ NARROW = 192, 128
 # Slots of tile 0 and of tile 1, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
 RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1), (1, 1)
 LANES = 32  # rows of a warp
-EMULATED = 16  # pairs of 64 whose exponentials the FMA units compute
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 
 
@@ -316,6 +315,7 @@ class BackwardConfig:
     listed     the forward pass had lists of key blocks: each CTA has a list of tiles of the other side (listed.py)
     wanted     numbers of the aux tensors whose gradients are computed; not empty: they instead of dQ, dK and dV
     arch       "sm_100a" or "sm_103a"
+    exp2_emulated  of 64 pairs of exponentials, so many on the FMA units; None: as the tuning table says
     """
 
     dtype: str
@@ -332,6 +332,14 @@ class BackwardConfig:
     listed: bool = False
     wanted: tuple[int, ...] = ()
     arch: str = "sm_100a"
+    exp2_emulated: int | None = None
+
+    def __post_init__(self):
+        if self.exp2_emulated is None:
+            facts = {"arch": self.arch, "head_dim": self.depth, "maximum": "exact"}
+            pairs = tuning.choose("exp2_emulated", family=choices.BACKWARD, **facts)
+            # fp16 rounds P less than the FMA units do.
+            object.__setattr__(self, "exp2_emulated", pairs * (self.dtype == BF16.name))
 
     def refusals(self) -> list[str]:
         """Reasons why no such kernel exists, each with value and remedy."""
@@ -376,11 +384,6 @@ class BackwardConfig:
             for at, element in enumerate(found)
             if element.tensor % len(self.aux) in self.wanted
         ]
-
-    @property
-    def exp2_emulated(self) -> int:
-        """How many of 64 pairs of exponentials FMA units compute: none in fp16, which rounds P less than they do."""
-        return EMULATED if self.dtype == BF16.name else 0
 
     @property
     def has_functions(self) -> bool:

@@ -16,10 +16,11 @@ FAMILIES = (
     "mha2q", "mhapair", "mhamx", "mhawiden2q", "mha1q", "mhawide", "mhawidepair", "mharope", "mhawidewiden",
     "mhaswap", "mhawiden", "mla_decode", "mla_pair", "mla_widen", "mla_widenpair",
 )  # fmt: skip
+BACKWARD = "backward"  # the kernels of the backward pass, as a family
 NUMBER, FLAG = int, bool
 FACTS: dict[str, Any] = {
     "arch": ARCHES,
-    "family": FAMILIES,
+    "family": (*FAMILIES, BACKWARD),
     "calls": ("dense full", "packed MHA", "other"),  # classes of claims.py
     "mask": ("Full", "Causal", "other"),
     "head_dim": NUMBER,
@@ -31,6 +32,7 @@ FACTS: dict[str, Any] = {
     "pack_gqa": FLAG,
     "split_keys": FLAG,
     "longest_first": FLAG,
+    "latent": FLAG,
     "queries": NUMBER,
     "keys": NUMBER,
     "blocks": NUMBER,
@@ -205,6 +207,18 @@ CHOICES: dict[str, Choice] = {
     "shared_least_tiles": Choice(
         "key tiles of a CTA of a stream-K split, at least", (), _number(1, 1024)
     ),
+    "shared_parts": Choice(
+        "parts of a block of a stream-K split, at most", ("latent",), _number(1, 1024, word=RULE)
+    ),
+    "run_tiles": Choice(
+        "key tiles of a CTA that takes several parts of fixed length in turn, at most", (), _number(1, 1 << 20)
+    ),
+    "run_start_tiles": Choice(
+        "key tiles in the time of which such a CTA claims and begins its parts", (), _number(0, 1024)
+    ),
+    "few_rows": Choice(
+        "query rows up to which keys are the lanes (swap-AB)", (), _one_of(0, 8, 32)
+    ),
     "decode_blocks": Choice(
         "query blocks of a head that still count as decode", (), _number(1, 1024)
     ),
@@ -221,6 +235,13 @@ CHOICES: dict[str, Choice] = {
         "keys of a sequence from which long lists are cut into parts", (), _number(1, 1 << 30)
     ),
     "cut_least_tiles": Choice("key tiles of a part of a list, at least", (), _number(1, 1024)),
+    "topk_shared_keys": Choice(
+        "logits of a row from which the CTAs of a cluster share it", (), _number(1, 1 << 30)
+    ),
+    "logits_tiles": Choice("key tiles of a CTA of the indexer, at most", (), _number(1, 32)),
+    "logits_ctas": Choice(
+        "CTAs of the indexer for each SM, from which on a CTA gets more key tiles", (), _number(1, 1024)
+    ),
     "alone_tiles": Choice(
         "key tiles that a CTA takes alone before a second launch pays", (), _number(1, 1024)
     ),

@@ -1,6 +1,7 @@
 """How many query rows a tile has, and which heads share one: the arithmetic that the rules of which_kernel.py read."""
 
 from ...dtypes import CACHED
+from ..blueprint import tuning
 from ..blueprint.latent_rows import MOST_LATENT_ROWS, heads_of_latent_tile
 from ..blueprint.reach import DEPTHS, DEPTHS_OF_FP8, QK_DEPTHS, QK_DEPTHS_OF_FP8
 from ..blueprint.tiles import ROWS_PER_Q_TILE
@@ -91,9 +92,10 @@ def swapped_rows(seqlen_q: int, heads: int) -> int | None:
     ([8, 32, 32, None], 16, 32)
     """
     heads = padded_heads(heads)
-    if seqlen_q == 1 and heads == 16:
+    most = tuning.choose("few_rows")
+    if seqlen_q == 1 and heads == 16 <= most:
         return heads
-    return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows), None)
+    return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows <= most), None)
 
 
 def latent_rows(seqlen_q: int, heads: int) -> int | None:

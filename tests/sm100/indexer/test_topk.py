@@ -6,6 +6,7 @@ import torch
 from cute_fa4 import indexer
 from cute_fa4.calls import indexer as calls_indexer
 from cute_fa4.indexer import cache_indices
+from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.indexer.config import CTAS_OF_ROW, STRETCH
 from tests.attention.agreement import IN_ORDER, Schedule, schedules
 from tests.sm100.indexer.problems import emulated, int32
@@ -79,15 +80,14 @@ def test_rows_are_shared_where_ctas_are_few_and_keys_many(monkeypatch):
     """The chosen kernel is the one that runs, and its result is that of a CTA alone."""
     chosen = []
     made = calls_indexer.TopKConfig
-    monkeypatch.setattr(calls_indexer, "LEAST_SHARED", 1000)
+    shared_from = tuning.shipped().changed(topk_shared_keys=1000)
     monkeypatch.setattr(
         calls_indexer, "TopKConfig", lambda *given: chosen.append(made(*given)) or chosen[-1]
     )
     logits = torch.randint(-9, 9, (2, 1000), generator=torch.Generator().manual_seed(0)).float()
-    shared, alone = (
-        topk_indices(logits, 99),
-        topk_indices(logits[:, :999], 99, ends=int32(999, 990)),
-    )
+    with tuning.using(shared_from):
+        shared = topk_indices(logits, 99)
+        alone = topk_indices(logits[:, :999], 99, ends=int32(999, 990))
     assert [config.ctas for config in chosen] == [8, 1]
     assert shared.tolist() == [by_definition(row, 99, 0, 1000) for row in logits.tolist()]
     assert alone.tolist() == [

@@ -8,14 +8,27 @@ have been published. docs/performance/method.md says what follows.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from benchmarks.cycle_model.evaluate import AlignedKernel
+from benchmarks.cycle_model.kernels import OURS, Variant, traced
+from benchmarks.cycle_model.modelled import NAN, made_by, marked
+from benchmarks.cycle_model.records import Subject, records
+from benchmarks.cycle_model.workloads import TILES, workload
 from cute_fa4.emulator.model.constants import SUB_PARTITIONS
 from cute_fa4.emulator.model.control_codes import INSTRUCTION_BYTES
 
 L0_BYTES = 32 * 1024  # of a sub-partition
 L1_BYTES = 128 * 1024  # of an SM
+# The longest loops have the copies of small pages.
+KERNELS = (
+    Variant(OURS, 64),
+    Variant(OURS, 128),
+    Variant(OURS, 128, causal=True),
+    Variant(OURS, 128, page_size=16),
+    Variant(OURS, 128, page_size=1),
+)
 
 
 @dataclass(frozen=True)
@@ -46,3 +59,38 @@ def code_of(kernel: AlignedKernel) -> Code:
     sizes = [len(addresses) * INSTRUCTION_BYTES for addresses in loops]
     together = len(set.union(*loops)) * INSTRUCTION_BYTES
     return Code(len(kernel.codes) * INSTRUCTION_BYTES, together, max(sizes))
+
+
+def _figures(variant: Variant) -> dict:
+    works = [workload(variant, tiles) for tiles in TILES[-2:]]
+    return {"bytes": asdict(code_of(AlignedKernel.of(traced(variant, works))))}
+
+
+def subject(variant: Variant) -> Subject:
+    """The record of a kernel's code, which depends on no constant."""
+    from benchmarks.cycle_model.our_kernel import config
+
+    name = f"code of {variant}"
+    return Subject(name, str(variant), {}, partial(_figures, variant), partial(config, variant))
+
+
+def recorded(variant: Variant) -> Code:
+    """The code of a kernel; without a record all figures are NaN."""
+    missing = subject(variant).state == "missing"
+    return Code(*[NAN] * 3) if missing else Code(**records()[f"code of {variant}"]["bytes"])
+
+
+def table() -> str:
+    """Every kernel, and the part of both caches that its loop takes."""
+    lines = [
+        "| kernel | bytes | loop over key tiles | of 128 KiB | a sub-partition of it | of 32 KiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    used = [subject(variant) for variant in KERNELS]
+    for variant, one in zip(KERNELS, used, strict=True):
+        code = recorded(variant)
+        cells = [str(variant), marked(f"{code.whole:,.0f}", one)]
+        for size, room in ((code.loop, L1_BYTES), (code.sub_loop, L0_BYTES)):
+            cells += [f"{size:,.0f}", f"{size / room:.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", made_by(used)])

@@ -27,6 +27,7 @@ from benchmarks.cycle_model import (
     eight_bits,
     fixed_cost,
     indexer,
+    instruction_cache,
     invariance,
     memory_bound,
     pairs,
@@ -139,6 +140,7 @@ def subjects() -> Subjects:
         *(of_variant(*one) for one in kernels().values()),
         *recording.subjects(decode_calls(), decode_problems.problems(), base),
         *profiled.subjects(launches),
+        *map(instruction_cache.subject, instruction_cache.KERNELS),
     ]
     configs: dict[str, object] = {}
     for subject in found:
@@ -226,6 +228,7 @@ def tables() -> dict[str, str]:
         **decode_tables(constants),
         **indexer.tables(),
         "backward": backward.table(),
+        "instruction_caches": instruction_cache.table(),
         "constants": report.constants_table(constants),
         "memory_bound": memory_bound.table(),
     }

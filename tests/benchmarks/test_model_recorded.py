@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cycle_model import pages, recorded, records, report
+from benchmarks.cycle_model import instruction_cache, pages, recorded, records, report
 from benchmarks.cycle_model.decode import recording
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.problems import DecodeProblem
@@ -176,3 +176,13 @@ def test_a_record_of_ours_has_the_digest_that_tests_hold(monkeypatch):
     monkeypatch.setattr(records, "_compiled", lambda subject: {"code": "as compiled"})
     subject = records.Subject("k", "k", CONSTANTS, lambda: {"code": "as traced", "cycles": 1})
     assert records.measured(lambda: {"k": subject}, ["k"])["k"]["code"] == "as compiled"
+
+
+@pytest.mark.parametrize("variant", instruction_cache.KERNELS, ids=str)
+def test_the_recorded_loops_fit_the_instruction_caches(variant):
+    """Half of the smaller cache, so that a cache of half the size would do; test_model_headline.py counts again."""
+    code = instruction_cache.recorded(variant)
+    if code.whole != code.whole:
+        pytest.skip("not recorded: python benchmarks/model.py --record")
+    assert code.sub_loop < instruction_cache.L0_BYTES / 2
+    assert code.sub_loop <= code.loop < instruction_cache.L1_BYTES / 2 < code.whole * 2

@@ -213,7 +213,7 @@ def energy_table(model: Model) -> str:
     for name, parts, theirs, used in rows:
         over = ["", ""]
         if theirs:
-            over = [f"{sum(parts[:n]) / sum(theirs[:n]):.2f}" for n in (len(PARTS), 2)]
+            over = [ratio(sum(parts[:n]) / sum(theirs[:n]), "as much") for n in (len(PARTS), 2)]
         cells = [str(name), *(f"{part:.3f}" for part in (*parts, sum(parts))), *over]
         cells[1] = marked(cells[1], *used)
         lines.append("| " + " | ".join(cells) + " |")

@@ -4,13 +4,15 @@ LEAST_GAIN = 0.02
 AS_FAST = "as fast"
 
 
-def ratio(value: float) -> str:
+def ratio(value: float, alike: str = AS_FAST) -> str:
     """A speed over another one, with two decimals; "as fast" where they differ by less than LEAST_GAIN.
 
-    >>> ratio(1.019), ratio(1.02), ratio(0.97)
-    ('as fast', '1.02', '0.97')
+    alike: the words for that, of what is no speed
+
+    >>> ratio(1.019), ratio(1.02), ratio(0.97), ratio(1.0, "as much")
+    ('as fast', '1.02', '0.97', 'as much')
     """
-    return AS_FAST if abs(value - 1) < LEAST_GAIN else f"{value:.2f}"
+    return alike if abs(value - 1) < LEAST_GAIN else f"{value:.2f}"
 
 
 def change(share: float, noise: float = LEAST_GAIN) -> str:

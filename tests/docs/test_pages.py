@@ -5,6 +5,7 @@ import re
 import pytest
 
 from cute_fa4 import masks
+from cute_fa4.system.gains import LEAST_GAIN
 from tests.docs.pages import PAGES, ROOT
 
 
@@ -63,3 +64,30 @@ def test_a_page_is_read_in_one_go(page):
     """250 lines hold one idea with its tables. Decisions and pages printed from the code are references."""
     text = (ROOT / page).read_text()
     assert text.startswith(GENERATED) or len(text.splitlines()) <= 250
+
+
+_SHARE = r"(?<![\d.,])([01](?:\.\d+)?) ?%"
+SMALL_GAINS = (
+    re.compile(rf"{_SHARE} (?:faster|gains?\b|better|quicker|shorter)"),
+    re.compile(
+        rf"\b(?:gain(?:s|ed)?|faster|wins?|saved?|saves|quicker|shorter)(?: [a-z]+){{0,3}} {_SHARE}"
+    ),
+    re.compile(r"(?<![\d.])1\.0[01]\d* times (?:as fast|the speed|faster)"),
+)
+TEXTS = [*PAGES, "CHANGELOG.md", "benchmarks/README.md", "cute_fa4/sm100/blueprint/tuning.toml"]
+
+
+def small_gains(text: str) -> list[str]:
+    """
+    >>> small_gains("pairs save 1.1 %, or 2 %; 0.5 % faster; 11 % faster; 1.01 times as fast; less than 2 %")
+    ['0.5 % faster', 'save 1.1 %', '1.01 times as fast']
+    """
+    text = " ".join(text.split())
+    return [found[0] for pattern in SMALL_GAINS for found in pattern.finditer(text)]
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_no_text_prints_a_gain_below_the_least(page):
+    """Below gains.LEAST_GAIN no model and no timer tells a gain; tables print "as fast" by system/gains.py."""
+    assert LEAST_GAIN == 0.02
+    assert not small_gains((ROOT / page).read_text())

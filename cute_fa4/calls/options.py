@@ -19,7 +19,7 @@ import torch
 
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, checked_scale
 from cute_fa4.calls.request import Options
-from cute_fa4.calls.skipping import FACTOR, checked_factor
+from cute_fa4.calls.skipping import checked_factor
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import PLAIN, PLAIN_FLOATS, names_of
@@ -70,10 +70,11 @@ def resolve(
     mods, aux_tensors = functions_of(q, functions, aux_tensors)
     skip_factor = checked_factor(skip_softmax_threshold_scale_factor, batch_invariant)
     if blocks is not None:
-        _check_beside_blocks(bound, skip_factor)
-    for name in (BLOCKS,) * (blocks is not None) + (FACTOR,) * (skip_factor is not None):
-        _check_not_split(name, num_splits, tokens_per_split)
+        _check_beside_blocks(bound)
+        _check_not_split(BLOCKS, num_splits, tokens_per_split)
         num_splits = 1
+    if skip_factor is not None and tokens_per_split is None:
+        num_splits = num_splits or 1  # parts skip less: only where they are asked for
     if return_max:
         check_whole_keys(num_splits, tokens_per_split)
         num_splits = 1
@@ -99,16 +100,12 @@ def resolve(
     )
 
 
-def _check_beside_blocks(mask: BoundMask, skip_factor: float | None) -> None:
+def _check_beside_blocks(mask: BoundMask) -> None:
     """Refuse options that do not go with lists of key blocks."""
     if mask != full():
         raise NotImplementedError(
             f"causal, window_size, mask: {mask} with {BLOCKS}; accepted: none of them: list the key blocks "
             "that are visible, and hide keys of partial blocks by mask_mod"
-        )
-    if skip_factor is not None:
-        raise NotImplementedError(
-            f"{FACTOR}: {skip_factor} with {BLOCKS}; accepted: None: every listed block is computed"
         )
 
 

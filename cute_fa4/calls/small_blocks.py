@@ -22,16 +22,17 @@ from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.blocks import (
     are_tiles,
     checked_blocks,
+    has_two_tiles,
     taken,
     with_lists,
 )
 from cute_fa4.calls.operands.lengths import longest_of
-from cute_fa4.calls.operands.scale_views import are_of_blocks
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced
 from cute_fa4.calls.options import checked_aux
 from cute_fa4.calls.prepare import checked, pages_rows_first
 from cute_fa4.calls.request import Choices, Numbers, Where
+from cute_fa4.calls.skipping import FACTOR
 from cute_fa4.compiler import policy
 from cute_fa4.operands import ROWS, CallTensors
 from cute_fa4.sm100.blueprint.listed import LISTED_BLOCK
@@ -47,12 +48,12 @@ def with_lists_of_tiles(tensors: CallTensors, asked: tuple, given: dict) -> tupl
     if lists is None:
         return tensors, asked, given
     found = taken(lists)
-    # Those of a traced call are converted by an operator (operators/routes.py).
-    fit = are_tiles(found["block_sparse_tensors"], tensors.q_descale)
-    if fit or is_traced(tensors.q):
-        return *with_lists(tensors, asked, found), given
     window_size, numbers, choices = asked
     options = Numbers(*numbers)._asdict() | Choices(*choices)._asdict() | given
+    # Those of a traced call are converted by an operator (operators/routes.py).
+    fit = are_tiles(found["block_sparse_tensors"], tensors.q_descale, options[FACTOR])
+    if fit or is_traced(tensors.q):
+        return *with_lists(tensors, asked, found), given
     options["aux_tensors"] = tensors.aux_tensors
     made = in_tiles(tensors, options, contents=True)
     tensors = tensors._replace(aux_tensors=made.pop("aux_tensors"))
@@ -70,7 +71,8 @@ def in_tiles(tensors: CallTensors, options: Mapping, contents: bool) -> dict:
         return {}
     found = taken(options["block_sparse_tensors"])
     blocks = found.pop("block_sparse_tensors")
-    if are_tiles(blocks, tensors.q_descale):
+    skip_factor = options.get(FACTOR)
+    if are_tiles(blocks, tensors.q_descale, skip_factor):
         return {}
     if contents:
         rows = {n: x.detach() for n, x in tensors.named(ROWS).items() if torch.is_tensor(x)}
@@ -84,7 +86,8 @@ def in_tiles(tensors: CallTensors, options: Mapping, contents: bool) -> dict:
     reads = score_mod is not None or mask_mod is not None
     aux = checked_aux(options["aux_tensors"], tensors.q.device, reads, gradients=True)
     invariant = policy.batch_invariant(options.get("batch_invariant"))
-    lists, kinds = tiles_of(Lists(found, blocks), where, mask_mod is not None, invariant, contents)
+    of_tiles = has_two_tiles(tensors.q_descale, skip_factor), invariant
+    lists, kinds = tiles_of(Lists(found, blocks), where, mask_mod is not None, of_tiles, contents)
     return {
         "block_sparse_tensors": lists,
         "score_mod": counted_from_first(score_mod, len(aux)),
@@ -109,14 +112,16 @@ def without_checks(tensors: CallTensors, options: Mapping) -> Where:
     return Where(tensors, bool(options.get("seqused_k_excludes_new")), of_q or 0, of_k or 0)
 
 
-def tiles_of(lists: Lists, where: Where, hides: bool, invariant: bool, contents: bool) -> tuple:
+def tiles_of(
+    lists: Lists, where: Where, hides: bool, of_tiles: tuple[bool, bool], contents: bool
+) -> tuple:
     """-> (lists of tiles, kinds, which the mask_mod of blueprint/small_blocks.py reads).
 
     hides      whether a mask_mod hides keys of partial blocks
-    invariant  whether the call is batch-invariant
+    of_tiles   two_tiles and invariant of blueprint/small_blocks.py
     contents   as in_tiles takes it
     """
-    conversion = conversion_of(lists, where, hides, invariant, contents)
+    conversion = conversion_of(lists, where, hides, of_tiles, contents)
     return conversion.lists(conversion.run())
 
 
@@ -155,13 +160,14 @@ class Conversion(NamedTuple):
 
 
 def conversion_of(
-    lists: Lists, where: Where, hides: bool, invariant: bool, contents: bool
+    lists: Lists, where: Where, hides: bool, of_tiles: tuple[bool, bool], contents: bool
 ) -> Conversion:
     """The parameters are those of tiles_of."""
-    blocks, tensors = lists.blocks, where.tensors._replace(**lists.tensors)
+    (two_tiles, invariant), blocks = of_tiles, lists.blocks
+    tensors = where.tensors._replace(**lists.tensors)
     checked_blocks(tensors, blocks, where, contents)
     queries, keys = Side(where.seqlen_q(tensors.q)), _keys(tensors, where, contents)
-    tile_q = tile_of(blocks.queries, are_of_blocks(tensors.q_descale), invariant)
+    tile_q = tile_of(blocks.queries, two_tiles, invariant)
     in_order = invariant and blocks.queries % tile_q != 0
     return Conversion(lists, queries, keys, where.batch(tensors.q), hides, tile_q, in_order)
 

@@ -17,11 +17,11 @@ from cute_fa4.calls import queries
 from cute_fa4.calls.block_lists import Lists
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.operands import new_rows
-from cute_fa4.calls.operands.blocks import are_tiles, of_operator, taken
+from cute_fa4.calls.operands.blocks import are_tiles, has_two_tiles, of_operator, taken
 from cute_fa4.calls.operands.tensors import check_tensors
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import resolve
-from cute_fa4.calls.skipping import COUNTS
+from cute_fa4.calls.skipping import COUNTS, FACTOR
 from cute_fa4.calls.small_blocks import conversion_of, without_checks
 from cute_fa4.calls.split_keys import merge as parts
 from cute_fa4.compiler import policy
@@ -213,12 +213,14 @@ def _lists(given: dict) -> dict:
 def _tiles(call: dict) -> dict:
     """The arguments that differ where blocks are smaller than tiles (calls/small_blocks.py), functions as keys."""
     blocks, aux = of_operator(call), call["aux_tensors"] or []
-    if blocks is None or are_tiles(blocks, call["q_descale"]):
+    of_kernel = call["q_descale"], call.get(FACTOR)
+    if blocks is None or are_tiles(blocks, *of_kernel):
         return {}
     found = Lists({name: call.get(name) for name in NAMES[BLOCKS]}, blocks)
     where = without_checks(tensors_of(call), call)
     hides, invariant = call["mask_mod"] != "", policy.batch_invariant(call["batch_invariant"])
-    conversion = conversion_of(found, where, hides, invariant, contents=False)
+    of_tiles = has_two_tiles(*of_kernel), invariant
+    conversion = conversion_of(found, where, hides, of_tiles, contents=False)
     lists, kinds = conversion.lists(converted(conversion))
     taken_lists = {name: getattr(lists, name) for name in NAMES[BLOCKS]}
     return taken_lists | {

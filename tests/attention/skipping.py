@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cute_fa4.sm100.work.lists.config import parts_of
+
 WARP_ROWS, TILE_ROWS, CTA_ROWS, KEYS = 32, 128, 256, 128
 CLOSE = 1e-4  # votes nearer to the threshold than this (natural log) have no certain outcome
 
@@ -27,7 +29,12 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Rule:
-    """The arguments of a call that the rule reads. visible(i, j): of one sequence; cap: of scores, 0: none."""
+    """The arguments of a call that the rule reads. visible(i, j): of one sequence; cap: of scores, 0: none.
+
+    split: (parts, key tiles of a part, or 0 for even parts), as calls/split_keys/split.py has it; (1, 0): one part
+    turns(row): the key tiles of the CTA whose first query is `row`, in the order of its list; None: it has no list
+    share: lists that are longer are cut, as work/lists/config.py has it; 0: none is
+    """
 
     factor: float
     scale: float
@@ -35,6 +42,20 @@ class Rule:
     visible: object = None
     sink: torch.Tensor | None = None
     cap: float = 0.0
+    split: tuple[int, int] = (1, 0)
+    turns: object = None
+    share: int = 0
+
+    def begins(self, tiles: list[int]) -> list[int]:
+        """The first key tiles of the parts of a CTA with these, in their order."""
+        parts, tiles_each = self.split
+        if self.share:
+            parts = parts_of(len(tiles), self.share)
+        each, more = divmod(len(tiles), parts)
+        if tiles_each:
+            return [tile for tile in tiles if tile == tiles[0] or tile % tiles_each == 0]
+        places = (part * each + min(part, more) for part in range(parts))
+        return [tiles[place] for place in places if place < len(tiles)]
 
 
 def attention(q, k, v, rule: Rule) -> Skipped:
@@ -66,12 +87,13 @@ def _tile_rows(q, k, v, heads: list, seen, rule: Rule, found: Skipped) -> None:
     for begin in range(0, len(rows), CTA_ROWS):
         of_cta = rows[begin : begin + CTA_ROWS]
         visible = torch.stack([seen[i] for i, _ in of_cta]).any(0).nonzero()
-        first = int(visible[0]) // KEYS if len(visible) else 0
+        ends = (int(visible[0]) // KEYS, int(visible[-1]) // KEYS + 1) if len(visible) else (0, 0)
+        tiles = list(range(*ends)) if rule.turns is None else rule.turns(begin)
         for tile in range(0, len(of_cta), TILE_ROWS):
             of_tile = of_cta[tile : tile + TILE_ROWS]
             warps = range(0, len(of_tile), WARP_ROWS)
             votes = [
-                _warp(q, k, v, of_tile[w : w + WARP_ROWS], (seen, first, limit), rule, found)
+                _warp(q, k, v, of_tile[w : w + WARP_ROWS], (seen, tiles, limit), rule, found)
                 for w in warps
             ]
             for of_key_tile in zip(*votes, strict=True):
@@ -83,8 +105,8 @@ def _tile_rows(q, k, v, heads: list, seen, rule: Rule, found: Skipped) -> None:
 
 
 def _warp(q, k, v, rows: list, where: tuple, rule: Rule, found: Skipped) -> list:
-    """Attention of the rows of a warp; -> (skipped, whether a row sees a key) of each key tile."""
-    seen, first, limit = where
+    """Attention of the rows of a warp; -> (skipped, whether a row sees a key) of each key tile of the CTA."""
+    seen, tiles, limit = where
     s = torch.stack([q[i, h] @ k.T * rule.scale for i, h in rows])
     if rule.cap:
         s = rule.cap * torch.tanh(s / rule.cap)
@@ -93,13 +115,17 @@ def _warp(q, k, v, rows: list, where: tuple, rule: Rule, found: Skipped) -> list
     if rule.sink is not None:
         sinks = rule.sink.double()[[h for _, h in rows]]
     highest, kept, votes = sinks, torch.zeros_like(s, dtype=torch.bool), []
-    for tile, begin in enumerate(range(0, s.shape[1], KEYS)):
+    begins = rule.begins(tiles)
+    for tile, begin in ((tile, KEYS * tile) for tile in tiles):
         own = s[:, begin : begin + KEYS].amax(1)
+        if tile in begins[1:]:  # the first part counts the sink
+            highest = torch.full_like(own, -math.inf)
         highest = torch.maximum(highest, own)
         weight = torch.where(own == -math.inf, -math.inf, own - highest)
-        skips = tile > first and bool((weight < limit).all())
+        counts = tile not in begins
+        skips = counts and bool((weight < limit).all())
         decides = float(weight.max())
-        assert tile <= first or decides == 0 or abs(decides - limit) > CLOSE
+        assert not counts or decides == 0 or abs(decides - limit) > CLOSE
         if not skips:
             kept[:, begin : begin + KEYS] = True
         votes.append((skips, bool((own != -math.inf).any())))

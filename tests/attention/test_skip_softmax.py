@@ -60,6 +60,13 @@ CASES = {
     "decode": Case(layout="cache", lengths=((1, 700), (1, 300)), heads=(8, 2), causal=True),
     "decode d64": Case(layout="cache", lengths=((2, 700), (2, 129)), heads=(8, 1), depth=64, causal=True),
     "decode of one head": Case(layout="cache", lengths=((1, 900),), causal=True),
+    "parts": Case(options=dict(num_splits=3), sink=True, causal=True),
+    "parts d64": Case(options=dict(num_splits=2), depth=64),
+    "parts of 256": Case(options=dict(tokens_per_split=256), layout="packed", lengths=((300, 700), (37, 300))),
+    "parts of a cache": Case(
+        options=dict(num_splits=4), layout="cache", lengths=((1, 1100), (1, 300)), heads=(8, 2), causal=True,
+    ),
+    "parts of fp8": Case(options=dict(num_splits=2), dtype=FP8),
     "short sequences": Case(layout="packed", lengths=((100, 130), (100, 260)), factor=400.0),
 }  # fmt: skip
 
@@ -158,7 +165,12 @@ def rule_of(case: Case, queries: int, keys: int, sink) -> Rule:
     packs = case.heads[0] > case.heads[1] and case.options.get("pack_gqa") is not False
     packs = packs and 128 % (case.heads[0] // case.heads[1]) == 0
     cap = case.options.get("softcap", 0.0)
-    return Rule(factor_of(case), case.depth**-0.5, packs, visible, sink, cap)
+    longest = max(n for _, n in case.lengths)
+    split = case.options.get("num_splits", 1), 0
+    if "tokens_per_split" in case.options:
+        each = case.options["tokens_per_split"]
+        split = -(-longest // each), each // KEYS
+    return Rule(factor_of(case), case.depth**-0.5, packs, visible, sink, cap, split)
 
 
 def assert_follows_the_rule(case: Case) -> None:
@@ -240,8 +252,6 @@ REFUSED = {
     "a word": (dict(skip_softmax_threshold_scale_factor="a"), TypeError, "skip_softmax_threshold_scale_factor: 'a'; a"),
     "True": (dict(skip_softmax_threshold_scale_factor=True), TypeError, "skip_softmax_threshold_scale_factor: True; a"),
     "infinite": (dict(skip_softmax_threshold_scale_factor=math.inf), ValueError, "inf; accepted: a finite number"),
-    "splits": (dict(num_splits=2), NotImplementedError, "num_splits: 2 with skip_softmax_threshold_scale_factor; acc"),
-    "parts": (dict(tokens_per_split=128), NotImplementedError, "tokens_per_split: 128 with skip_softmax_threshold_sca"),
     "invariance": (dict(batch_invariant=True), NotImplementedError, "scale_factor: 9.0 with batch_invariant: which"),
     "counts alone": (
         dict(skip_softmax_threshold_scale_factor=None, skipped_tiles=torch.zeros(2).int()), ValueError,
@@ -287,7 +297,8 @@ def test_gradients_and_graphs():
         (dict(head_dim=256), False),
         (dict(head_dim=128, batch_invariant=True), False),
         (dict(head_dim=128, kv_dtype="e4m3", q_quantize="never"), False),
-        (dict(head_dim=128, block_sparse_tensors=True, seqlen_q=512, causal=False), False),
+        (dict(head_dim=128, block_sparse_tensors=True, seqlen_q=512, causal=False), True),
+        (dict(head_dim=128, num_splits=4), True),
     ],
 )
 def test_capabilities_tell(more, runs):

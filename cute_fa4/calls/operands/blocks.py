@@ -45,9 +45,15 @@ class Blocks(NamedTuple):
         return sizes | of_tensors | {"full_blocks": self.full}
 
 
-def are_tiles(blocks: Blocks, q_descale) -> bool:
+def has_two_tiles(q_descale, skip_factor) -> bool:
+    """Whether the only kernel with lists of such a call has two query tiles in a CTA (two_tiles of small_blocks.py)."""
+    return are_of_blocks(q_descale) or skip_factor is not None
+
+
+def are_tiles(blocks: Blocks, q_descale, skip_factor) -> bool:
     """Whether the kernels of such a call have blocks of these sizes."""
-    return small_blocks.are_tiles(blocks.queries, blocks.keys, are_of_blocks(q_descale))
+    two_tiles = has_two_tiles(q_descale, skip_factor)
+    return small_blocks.are_tiles(blocks.queries, blocks.keys, two_tiles)
 
 
 def taken(lists) -> dict:

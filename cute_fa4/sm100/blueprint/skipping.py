@@ -1,7 +1,7 @@
 """Skip-softmax (steps/skipped.py): which problems may have it, and choices of a schedule that it excludes."""
 
 EXCLUDED = dict(
-    q_block=0, latent=False, split_keys=False, token_scales=(), block_scales=False, kv_dtype=None,
+    latent=False, share_keys=False, token_scales=(), block_scales=False, kv_dtype=None,
 )  # fmt: skip
 ORDERS = "p_over_s", "p_beside_s"  # P V of a tile is issued, or not, by multiply_pv
 

@@ -44,28 +44,29 @@ def with_kinds(mod: ScoreMod | None, number: int, queries: int) -> ScoreMod:
 _made: dict[tuple, ScoreMod] = {}
 
 
-def tile_of(queries: int, block_scales: bool, invariant: bool = False) -> int:
+def tile_of(queries: int, two_tiles: bool, invariant: bool = False) -> int:
     """Queries of a tile for blocks of so many.
 
-    block_scales: q and k have them, whose only kernel has two query tiles in a CTA. invariant: the bits of a row may
-    not depend on the lists of other blocks in its tile, which move its key tiles to other turns. With one query tile
-    warpgroups take turns, and merge two sums of a row; with two, a row has one sum (docs/invariance.md).
+    two_tiles: the only kernel of a call has two query tiles in a CTA: q and k have scales of blocks, or key tiles may
+    be skipped. invariant: the bits of a row may not depend on the lists of other blocks in its tile, which move its key
+    tiles to other turns. With one query tile warpgroups take turns, and merge two sums of a row; with two, a row has
+    one sum (docs/invariance.md).
 
     >>> tile_of(512, False), tile_of(384, False), tile_of(384, True), tile_of(64, False), tile_of(64, False, True)
     (256, 128, 256, 128, 256)
     """
     whole = queries % (2 * LISTED_BLOCK) == 0
     shared = invariant and queries % LISTED_BLOCK != 0
-    return 2 * LISTED_BLOCK if block_scales or whole or shared else LISTED_BLOCK
+    return 2 * LISTED_BLOCK if two_tiles or whole or shared else LISTED_BLOCK
 
 
-def are_tiles(queries: int, keys: int, block_scales: bool) -> bool:
+def are_tiles(queries: int, keys: int, two_tiles: bool) -> bool:
     """Whether kernels have blocks of these sizes.
 
     >>> are_tiles(384, 128, False), are_tiles(384, 128, True), are_tiles(256, 64, False)
     (True, False, False)
     """
-    return queries % tile_of(queries, block_scales) == keys % LISTED_BLOCK == 0
+    return queries % tile_of(queries, two_tiles) == keys % LISTED_BLOCK == 0
 
 
 def of_small_blocks(problem: Mapping, invariant: bool) -> dict:
@@ -77,14 +78,15 @@ def of_small_blocks(problem: Mapping, invariant: bool) -> dict:
     """
     queries, keys = (problem.get(name, 0) for name in ("q_block", "kv_block"))
     block_scales = Scales.of(problem.get("descales", Scales())).of_blocks
-    if are_tiles(queries, keys, block_scales):
+    two_tiles = block_scales or bool(problem.get("skip_softmax"))
+    if are_tiles(queries, keys, two_tiles):
         return {}
     for name, size in (("q_block", queries), ("kv_block", keys)):
         if size < 1 or size % UNIT:
             raise ValueError(f"{name}: {size}; accepted: multiples of {UNIT}")
     aux = tuple(problem.get("aux", ()))
     return {
-        "q_block": tile_of(queries, block_scales, invariant),
+        "q_block": tile_of(queries, two_tiles, invariant),
         "kv_block": LISTED_BLOCK,
         "full_blocks": True,
         "packed_lists": False,

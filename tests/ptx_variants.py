@@ -21,6 +21,7 @@ def even_keys(batch, head, q_index, kv_index, aux_tensors):
 
 OF_BLOCKS = {"qkv_dtype": "e4m3", "descales": "xyv", **CAUSAL}
 NVFP4 = {"kv_dtype": "e2m1", "descales": "kv", "page_size": 16}
+NVFP4_PREFILL = {**PAGES, **NVFP4, "family": "mhawiden2q"}
 VARIANTS = {
     # depths, dtypes, masks
     "full": {},
@@ -147,6 +148,13 @@ VARIANTS = {
     },
     "bf16 over e2m1": {**DECODE, **NVFP4, "rows": 8, **CAUSAL},
     "bf16 over mxe4m3": {**DECODE, **NVFP4, "kv_dtype": "mxe4m3", "rows": 8, **CAUSAL},
+    "e2m1 prefill": {**NVFP4_PREFILL, **CAUSAL},
+    "mxe4m3 prefill": {**NVFP4_PREFILL, "kv_dtype": "mxe4m3"},
+    "e2m1 prefill, d64, interleaved": {
+        **NVFP4_PREFILL,
+        "head_dim": 64,
+        "v_block_scale_layout": "interleaved4",
+    },
     "e2m1 d256": {**PAGES, **NVFP4, "head_dim": 256, "v_block_scale_layout": "interleaved4"},
     "latent": {**LATENT, "group": 16, "family": "mla_decode"},
     "latent pair": {**LATENT, "group": 128, "family": "mla_pair"},

@@ -77,6 +77,26 @@ def torch_dtype(name: str):
     return {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[name]
 
 
+def cached(x, name: str) -> tuple:
+    """A tensor as a cache of this dtype holds it, and where its blocks have scales, those.
+
+    Numbers of 4 bits are any, and scales 1: no time depends on them.
+    """
+    import torch
+
+    from cute_fa4.dtypes import DTYPES
+
+    row = DTYPES[name]
+    if row.in_byte > 1:
+        x = torch.arange(x.numel() // row.in_byte).byte().view(*x.shape[:-1], -1)
+    else:
+        x = x.to(DTYPES[row.element].torch)
+    if row.cache_scales is None:
+        return (x,)
+    ones = torch.ones(*x.shape[:-1], x.shape[-1] * row.in_byte // row.block)
+    return x, ones.to(row.cache_scales.torch)
+
+
 def _in_rope(work: Workload, q, k) -> dict:
     """K without the columns of a separate tensor, and these columns; likewise Q if the dtypes differ."""
     if not isinstance(work, RopeWorkload):
@@ -164,6 +184,7 @@ def _arguments(work: Workload, cfg) -> tuple:
 
     import torch
 
+    from cute_fa4.sm100.blueprint import cache_blocks
     from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
 
     generator = torch.Generator().manual_seed(0)
@@ -194,7 +215,13 @@ def _arguments(work: Workload, cfg) -> tuple:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
     if isinstance(work, CacheWorkload):
-        k, v = (x.to(torch_dtype(work.kv_dtype)) for x in (k, v))
+        (k, *of_k), (v, *of_v) = (cached(x, work.kv_dtype) for x in (k, v))
+        if cfg.cache_blocks:
+            words = (cache_blocks.in_words(cfg, name) for name in "kv")
+            more["descales"] = tuple(
+                x.view(torch.int32 if whole else torch.uint8)
+                for x, whole in zip((*of_k, *of_v), words, strict=True)
+            )
     scale = work.head_dim**-0.5
     more |= dict(
         mQ=q,

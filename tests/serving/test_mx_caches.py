@@ -93,12 +93,13 @@ def test_scales_that_do_not_fill_words_may_lie_anywhere():
 
 
 def test_queries_are_never_quantized():
-    """q_quantize is of caches without blocks; and 40 rows run in tiles of 32."""
+    """q_quantize is of caches without blocks: more rows differ by P of 16 bits, and not by q of 8, which is 3e-2."""
     call = call_of()
     out = flash_attn_func(**call)
     assert torch.equal(flash_attn_func(**call, q_quantize="auto"), out)
     many = call | {"q": call["q"].expand(1, 40, 8, 128).contiguous()}
-    assert torch.equal(flash_attn_func(**many, q_quantize="auto")[:, 39:], out)
+    found = flash_attn_func(**many, q_quantize="auto")[:, 39:]
+    assert (found - out).norm() < 4e-3 * out.norm()
 
 
 REFUSED = {
@@ -160,7 +161,7 @@ def test_capabilities_and_model_lists_know_the_cache():
     ask = dict(dtype="bf16", kv_dtype="mxe4m3", arch="sm_100a", causal=True, return_lse=False)
     for more in (dict(cache_seqlens=True, page_table=True), dict(seqlen_q=500)):
         [row] = capabilities(**ask, group=8, head_dim=128, **more)
-        assert row.runs and row.families == ("mhawiden",)
+        assert row.runs and row.families == ("mhawiden2q" if "seqlen_q" in more else "mhawiden",)
     wide = dict(head_dim=192, head_dim_v=128, cache_seqlens=True, seqlen_q=500)
     [row] = capabilities(**ask, group=8, **wide)
     assert row.runs and row.families == ("mhawidewiden",)

@@ -26,6 +26,8 @@ BF16 = dict(qkv_dtype="bf16")
 E4M3 = dict(qkv_dtype="e4m3", descales="qkv")
 OF_TOKENS = dict(qkv_dtype="e4m3", descales="KV")
 DEQUANTIZED = dict(qkv_dtype="bf16", kv_dtype="e4m3", descales="kv")
+OF_BLOCKS = DEQUANTIZED | dict(kv_dtype="e2m1")
+MIXED_SCALES = dict(v_block_scale_layout="interleaved4")
 D128, D64 = dict(head_dim=128), dict(head_dim=64)
 OF_192 = dict(head_dim=192, head_dim_v=128)
 OF_64 = dict(head_dim=64, head_dim_v=128)
@@ -96,6 +98,13 @@ CASES = {
         "mha2q", OF_TOKENS | D128 | queries(16) | FUNCTIONS | dict(mask=masks.window(512, 0).mask), False
     ),
     "two query tiles over 8 bits, shared keys": ("mhawiden2q", DEQUANTIZED | D128 | shared(16, pack_gqa=True), True),
+    "two query tiles over NVFP4, pages": ("mhawiden2q", OF_BLOCKS | D128 | queries(16), False),
+    "two query tiles over NVFP4, gathered": ("mhawiden2q", OF_BLOCKS | D128 | queries(3), False),
+    "two query tiles of 64 columns over NVFP4, interleaved": (
+        "mhawiden2q", OF_BLOCKS | D64 | queries(16) | MIXED_SCALES, False
+    ),
+    "two query tiles over NVFP4, functions": ("mhawiden2q", OF_BLOCKS | D128 | queries(16) | FUNCTIONS, False),
+    "two query tiles over MXFP8": ("mhawiden2q", OF_BLOCKS | D128 | queries(16) | dict(kv_dtype="mxe4m3"), False),
     "two query tiles, 8 bits": ("mha2q", E4M3 | D128 | queries(16), False),
     "two query tiles, 8 bits, gathered": ("mha2q", E4M3 | D128 | queries(3), False),
     "one query tile, pages": ("mha1q", BF16 | D128 | queries(16), False),
@@ -177,10 +186,14 @@ SPILLS = {
 }  # fmt: skip
 # The same in these loops, with the number of accesses: 56 registers of a dequantizing thread hold the scales and page
 # table entries of its next key of K and of V, too. Without entries ahead a turn would wait for memory.
+# A thread that dequantizes blocks reads one word again, once a key tile, where it also computes its share of the keys.
 # Correction with own parts leaves softmax 176 registers, one too few beside P of 64 columns and a sink.
 SPILLS_IN_LOOPS = {
     "two query tiles of 64 columns, sinks, own parts": (
         *(8, 2, "mha2q"), BF16 | D64 | OWN_PARTS | dict(sink=True), False,
+    ),
+    "two query tiles over NVFP4, shared keys": (
+        *(8, 1, "mhawiden2q"), OF_BLOCKS | D128 | shared(16, pack_gqa=True), True,
     ),
     "rows of 584 bytes in pairs": (40, 13, "mla_widenpair", latent(128, 1) | IN_PAGES, False),
     "rows of 584 bytes in pairs, shared keys": (40, 13, "mla_widenpair", latent(128, 1) | IN_PAGES, True),

@@ -26,7 +26,7 @@ class Extra(Flag):
     """Features that some families have, and others do not.
 
     DEQUANTIZED_KEYS  8-bit keys with 16-bit queries (dequantized/ of few_rows/, two_tiles/ and wide/)
-    CACHE_BLOCKS  keys whose blocks have scales (NVFP4, MXFP8) with 16-bit queries (dequantized/ of few_rows/, wide/)
+    CACHE_BLOCKS  keys whose blocks have scales (NVFP4, MXFP8) with 16-bit queries (the same folders)
     ROPE          columns of K from a separate tensor
     DEQUANTIZED_ROPE  such columns of 8 bits with 16-bit Q (wide/dequantized_rope/, wide/dequantized/)
     MIXED_ROPE    such columns of 16 bits with 8-bit K
@@ -116,8 +116,8 @@ def problem_not_built(
         )
     if problem.cache_blocks and Extra.CACHE_BLOCKS not in extras:
         why.append(
-            f"kv_dtype={problem.kv_dtype!r} is not supported in this family: use schedule=DequantizedTile(), or "
-            f"SlotWideTile() beyond 128 columns, or one of {', '.join(QUANTIZED)}"
+            f"kv_dtype={problem.kv_dtype!r} is not supported in this family: use schedule=DequantizedTile() or "
+            f"SlotTwoTiles(), or SlotWideTile() beyond 128 columns, or one of {', '.join(QUANTIZED)}"
         )
     elif problem.cache_blocks:
         qk_depths, ov_depths = (

@@ -127,12 +127,16 @@ class RowSchedule:
     def budget(self, problem: Problem) -> str | None:
         """The name in REGISTERS of what the roles do; None: nothing that needs a budget of its own."""
         scales, paged = bool(problem.token_scales), problem.kv_layout == "paged"
+        tiles = self.tiles(problem)
+        chunks = max(problem.qk_depth, problem.ov_depth) > tiles.swizzle_granule
         on_sm_103a = problem.arch == "sm_103a" and problem.kv_dtype is None
         does = {
+            "scales of blocks": problem.cache_blocks and chunks,
+            "scales of blocks, 64 columns": problem.cache_blocks,
             "stream-K, scales of keys": problem.share_keys and scales,
             "stream-K": problem.share_keys,
             "scales of keys": scales,
-            "gathered rows": self.tiles(problem).gathers_rows,
+            "gathered rows": tiles.gathers_rows,
             "pages, sm_103a": paged and on_sm_103a,
             "pages": paged,
         }

@@ -210,7 +210,7 @@ class Call:
             rows = dequantizes_rows(self.head_dim, self.rope)
             swaps = self.swaps and self.length_chooses and rows
             found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
-            if rows and found[1] is None and (self.has_unpaired_scales or self.of_cache_blocks):
+            if rows and found[1] is None and self.has_unpaired_scales:
                 return dequantized_tile(self.group, self.pack_gqa)
             return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)

@@ -1,15 +1,19 @@
-"""Pieces of 16 bytes: from shared memory to registers; conversion of 8-bit and 4-bit numbers to fp16, and to float32.
+"""Pieces of 16 bytes: from shared memory to registers; 8-bit and 4-bit numbers to 16 bits, and to float32.
 
-PTX ISA, "ld", "cvt": e4m3, e5m2 and e2m1 become fp16 two at a time, and fp16 float32, exactly.
+PTX ISA, "ld", "cvt": e4m3, e5m2 and e2m1 become fp16 two at a time, and fp16 float32, exactly. From PTX 9.2 on they
+become bf16 likewise; code generators of older toolkits take the way over float32.
 """
 
-from cutlass import Float32, Int32
+from cutlass import CUDA_VERSION, Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from ...dtypes import DTYPES
+from ...dtypes import BF16, DTYPES, FP16
+from . import row_math
 
 WORDS = 4  # of a piece
+TO_BF16 = (CUDA_VERSION.major, CUDA_VERSION.minor) >= (13, 2)  # whether PTX converts to bf16
+HALVES = {FP16.name: "f16x2", BF16.name: "bf16x2"}
 
 
 def _words(text: str, operands: list, results: int, side_effects: bool) -> list:
@@ -39,13 +43,24 @@ def load_word(address) -> Int32:
 
 def as_fp16(words: list, dtype: str) -> list:
     """Words of four 8-bit numbers -> twice as many words of two fp16, in the same order; of eight 4-bit ones, four."""
+    return _as_halves(words, dtype, HALVES[FP16.name])
+
+
+def as_16_bits(words: list, stored: str, dtype: str) -> list:
+    """The same to a dtype of 16 bits, which holds every number of `stored`."""
+    if TO_BF16 or dtype == FP16.name:
+        return _as_halves(words, stored, HALVES[dtype])
+    return row_math.pack(numbers_of(as_fp16(words, stored)), dtype)
+
+
+def _as_halves(words: list, dtype: str, halves: str) -> list:
     if DTYPES[dtype].in_byte > 1:
-        return _of_nibbles(words, dtype)
+        return _of_nibbles(words, dtype, halves)
     out, ptx = [], DTYPES[dtype].ptx_name
     for word in words:
         out += _words(
             "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\n"
-            f"cvt.rn.f16x2.{ptx}x2 $0, low;\ncvt.rn.f16x2.{ptx}x2 $1, high;\n}}",
+            f"cvt.rn.{halves}.{ptx}x2 $0, low;\ncvt.rn.{halves}.{ptx}x2 $1, high;\n}}",
             [word],
             2,
             False,
@@ -53,31 +68,35 @@ def as_fp16(words: list, dtype: str) -> list:
     return out
 
 
-def _of_nibbles(words: list, dtype: str) -> list:
+def _of_nibbles(words: list, dtype: str, halves: str) -> list:
     """The numbers of a byte, the one in its low half first, become a word."""
-    cvt = f"cvt.rn.f16x2.{dtype}x2"
+    cvt = f"cvt.rn.{halves}.{dtype}x2"
     text = "{\n.reg .b8 byte<4>;\nmov.b32 {byte0, byte1, byte2, byte3}, $4;\n"
     text += "".join(f"{cvt} ${i}, byte{i};\n" for i in range(4)) + "}"
     return [half for word in words for half in _words(text, [word], 4, False)]
 
 
-def multiplied_halves(words: list, factor) -> list:
-    """Words of two fp16, times the two fp16 of `factor`; PTX ISA, "mul" of half precision."""
-    return [_words("mul.rn.f16x2 $0, $1, $2;", [word, factor], 1, False)[0] for word in words]
+def multiplied_halves(words: list, factor, dtype: str = FP16.name) -> list:
+    """Words of two numbers, times the two of `factor`; PTX ISA, "mul" of half precision. dtype: of 16 bits."""
+    text = f"mul.rn.{HALVES[dtype]} $0, $1, $2;"
+    return [_words(text, [word, factor], 1, False)[0] for word in words]
 
 
 def both_halves(word) -> tuple:
-    """A word of two fp16 -> (twice the lower, twice the upper); PTX ISA, "prmt"."""
-    low, high = ("0x1010", "0x3232")
+    """A word of two numbers of 16 bits -> (twice the lower, twice the upper).
+
+    Unpacked and packed again, not by prmt: ptxas then selects the half in the instruction that multiplies.
+    """
+    unpacked = "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $1;\nmov.b32 $0, {"
     return tuple(
-        _words(f"prmt.b32 $0, $1, $1, {chosen};", [word], 1, False)[0] for chosen in (low, high)
+        _words(f"{unpacked}{half}, {half}}};\n}}", [word], 1, False)[0] for half in ("low", "high")
     )
 
 
-def powers_as_fp16(word, most: int) -> list:
-    """The e8m0 bytes of a word -> for each a word with two fp16 of 2^(byte - 127): NaN above `most`, 0 below 2^-24.
+def powers(word, most: int, dtype: str = FP16.name) -> list:
+    """The e8m0 bytes of a word -> for each a word with two of 2^(byte - 127), NaN above `most`; of fp16, 0 below 2^-24.
 
-    most: the largest byte whose power fp16 holds, at most 142
+    most: the largest byte whose power counts, at most 142. dtype: of 16 bits
     """
     out = []
     for place in range(WORDS):
@@ -85,7 +104,7 @@ def powers_as_fp16(word, most: int) -> list:
             "{\n.reg .b32 byte, bits;\n.reg .pred above;\n"
             f"bfe.u32 byte, $1, {8 * place}, 8;\nshl.b32 bits, byte, 23;\n"
             f"setp.gt.u32 above, byte, {most};\nselp.b32 bits, 0x7fffffff, bits, above;\n"
-            "cvt.rn.f16x2.f32 $0, bits, bits;\n}"
+            f"cvt.rn.{HALVES[dtype]}.f32 $0, bits, bits;\n}}"
         )
         out += _words(text, [word], 1, False)
     return out

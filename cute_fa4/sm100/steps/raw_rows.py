@@ -4,15 +4,15 @@ A thread owns a key. It reads and writes the lines of this key alone, so nothing
 threads. Both formats are swizzled alike, in pieces of 16 bytes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 import cutlass.cute as cute
 
 from ...dtypes import row_of
 from ..sync.kernel_args import Events, Smem
 from ..sync.pipelines import KVConsumerPipeline, Slot
-from . import cache_blocks, row_math
-from .pieces import as_fp16, load_piece, numbers_of
+from . import cache_blocks
+from .pieces import as_16_bits, load_piece
 from .store import PIECE_BYTES, store_piece
 
 LINE_BYTES = 128  # of a key in a chunk: 128 columns of 8 bits, or 64 of 16
@@ -35,29 +35,38 @@ def piece_of(line, number: int, offset: int):
     return (line ^ number * PIECE_BYTES) + offset
 
 
+def comes_whole(stored: str) -> bool:
+    """Whether a thread has all numbers of a row in registers before it converts those of the row before: 16 words."""
+    return row_of(stored).in_byte > 1
+
+
+def load_chunk(stored: str, line, raw: int, chunk: int) -> list:
+    """Words of 64 columns of a row. line, raw: as dequantize_row takes them."""
+    pieces = PIECES // 2 // row_of(stored).in_byte
+    of_chunk = range(chunk * pieces, (chunk + 1) * pieces)
+    return [word for piece in of_chunk for word in load_piece(piece_of(line, piece, raw))]
+
+
 def dequantize_row(
-    dtypes: tuple[str, str], line, raw: int, chunks: Iterable[int], factors: list | None = None
-):
-    """Dequantize the row of a key into chunks of 64 columns. line: from line_of.
+    dtypes: tuple[str, str], line, raw: int, chunks: range | list, factors: list | None = None
+) -> Iterator[None]:
+    """Dequantize the row of a key into chunks of 64 columns: loads ahead, a yield, then the rest. line: from line_of.
 
     dtypes       as stored, and as multiplied
     raw, chunks  offsets from `line` of the row, and of the key's line in each chunk. The last one may be the row's own
                  place: all of its columns are in registers before they are stored
-    factors      of the blocks of these columns, from cache_blocks.factors; None: there are none
+    factors      of the blocks of these columns, from cache_blocks.factors of these dtypes; None: there are none
     """
     stored, dtype = dtypes
-    in_byte = row_of(stored).in_byte
-    of_chunk, of_piece = PIECES // 2 // in_byte, WORDS_OF_PIECE // in_byte
+    of_piece, ahead = WORDS_OF_PIECE // row_of(stored).in_byte, comes_whole(stored)
+    row = [load_chunk(stored, line, raw, chunk) for chunk in range(len(chunks)) if ahead]
+    yield
     for chunk, at in enumerate(chunks):
-        words = []
-        for piece in range(of_chunk):
-            words += load_piece(piece_of(line, chunk * of_chunk + piece, raw))
+        words = row[chunk] if ahead else load_chunk(stored, line, raw, chunk)
         for piece in range(PIECES):
-            found = as_fp16(words[of_piece * piece : of_piece * (piece + 1)], stored)
+            found = as_16_bits(words[of_piece * piece : of_piece * (piece + 1)], stored, dtype)
             column = (chunk * PIECES + piece) * COLUMNS_OF_PIECE
-            found = cache_blocks.scaled(stored, found, factors, column)
-            if dtype != row_of(stored).dequantized_to:
-                found = row_math.pack(numbers_of(found), dtype)
+            found = cache_blocks.scaled((stored, dtype), found, factors, column)
             store_piece(piece_of(line, piece, at), found)
 
 
@@ -77,12 +86,18 @@ def dequantize_slot(
 ) -> Slot:
     """Dequantize the rows of a slot; -> the next slot.
 
-    of_key  dequantizes the row of a key: of_key(cfg, line, first byte of the key's line in the tile, of)
+    of_key  dequantizes the row of a key in the steps of dequantize_row: of_key(cfg, line, first byte of the key's line
+            in the tile, of)
     of      what the family knows of the slot
     """
     await_raw(events, at)
     line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
+    before: Iterator[None] = iter(())
     for first in range(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
-        of_key(cfg, line, first * LINE_BYTES, of)
+        row = of_key(cfg, line, first * LINE_BYTES, of)
+        next(row, None)
+        next(before, None)
+        before = row
+    next(before, None)
     complete(kv, at)
     return at.next(kv.slots)

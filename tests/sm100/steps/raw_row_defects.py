@@ -11,7 +11,7 @@ from types import ModuleType
 
 import cutlass.cute as cute
 
-from cute_fa4.sm100.steps import raw_rows
+from cute_fa4.sm100.steps import cache_blocks, raw_rows
 
 
 def without_fence(made):
@@ -55,7 +55,22 @@ def of_slots(dequantize: ModuleType) -> dict[str, tuple[ModuleType, str, Callabl
             raw_rows, "line_of", lambda made: lambda address, key: made(address, key ^ 1),
         ),
         "another dtype of 8 bits": (
-            raw_rows, "as_fp16", lambda made: lambda words, dtype: made(words, "e5m2"),
+            raw_rows, "as_16_bits", lambda made: lambda words, stored, dtype: made(words, "e5m2", dtype),
+        ),
+    }  # fmt: skip
+
+
+def of_blocks() -> dict[str, tuple[ModuleType, str, Callable]]:
+    """The same of scales of blocks (steps/cache_blocks.py)."""
+    return {
+        "scales are those of the key tile before": (
+            cache_blocks, "_of_tile", lambda made: lambda cfg, work, key, n: made(cfg, work, key, n - (n > 0)),
+        ),
+        "blocks of a piece are one on": (
+            cache_blocks, "scaled", lambda made: lambda dtypes, words, of, column: made(dtypes, words, of, column + 16),
+        ),
+        "every block has the scale of the next": (
+            cache_blocks, "both_halves", lambda made: lambda pair: made(pair)[::-1],
         ),
     }  # fmt: skip
 

@@ -21,6 +21,7 @@ from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from . import queries
+from .tiles import WIDE_DTYPE
 
 COLUMNS_OF_STORE = 64  # of K: 32 columns of tensor memory
 COLUMNS_OF_LINE = PIECE_BYTES // 2  # of V in a piece of its line
@@ -31,6 +32,11 @@ def columns_of_piece(cfg) -> int:
     return PIECE_BYTES * cfg.in_element
 
 
+def to_fp16(cfg) -> tuple[str, str]:
+    """The dtypes of a conversion."""
+    return cfg.kv_dtype, WIDE_DTYPE
+
+
 def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int, of_key: list | None) -> list:
     """Columns of a key as words of two fp16: `number` pieces from piece `first` on. of_key: scales of its blocks."""
     tile, words = cfg.tiles.ring_tile, []
@@ -38,7 +44,7 @@ def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int, of_key: lis
     for piece in range(first, first + number):
         words += load_piece(address + tile.offset(key, piece * PIECE_BYTES))
     return cache_blocks.scaled(
-        cfg.kv_dtype, as_fp16(words, cfg.kv_dtype), of_key, first * columns_of_piece(cfg)
+        to_fp16(cfg), as_fp16(words, cfg.kv_dtype), of_key, first * columns_of_piece(cfg)
     )
 
 
@@ -102,7 +108,7 @@ def key_tile(
     of_k = (
         None
         if cutlass.const_expr(mine.scales is None)
-        else cache_blocks.factors(cfg.kv_dtype, mine.scales.of_k)
+        else cache_blocks.factors(to_fp16(cfg), mine.scales.of_k)
     )
     dequantize_k(cfg, smem, at.index, key, tmem + first + buffer * (second - first), of_k)
     cute.arch.mbarrier_arrive(kv.empty + at.index)
@@ -113,7 +119,7 @@ def key_tile(
     of_v = (
         None
         if cutlass.const_expr(mine.scales is None)
-        else cache_blocks.factors(cfg.kv_dtype, mine.scales.of_v)
+        else cache_blocks.factors(to_fp16(cfg), mine.scales.of_v)
     )
     dequantize_v(cfg, smem, at.index, key, smem.v_address + buffer * cfg.tiles.v_tile.nbytes, of_v)
     cute.arch.mbarrier_arrive(kv.empty + at.index)

@@ -1,30 +1,75 @@
-"""Dequantize K and V, 8 bits -> 16, in their slots of the ring. A thread of these warps owns two keys of a tile.
+"""Dequantize K and V, 8 or 4 bits -> 16, in their slots of the ring. A thread of these warps owns two keys of a tile.
 
-    line of a key    as it arrives         128 columns of 8 bits          in the place of its last chunk
+    line of a key    as it arrives         128 columns of 8 or 4 bits     in the place of its last chunk
                      as it is multiplied   64 columns of 16 bits a chunk, one chunk or two
 
 Chunk 0 of two is written next to the row. The last chunk overwrites the row once all of its 64 columns are in
 registers. No thread reads or writes a line of another thread. K takes the dtype of q, V is fp16. The warps traverse the
 ring in the order of the load warp, K0 V0 K1 V1 ..., and raise kv_full of every slot.
+
+Where blocks have scales (NVFP4, MXFP8) a thread reads those of its keys one key tile ahead (steps/cache_blocks.py).
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ...blueprint.chip import WARP_SIZE
-from ...steps.raw_rows import dequantize_row, dequantize_slot
+from ...steps import cache_blocks
+from ...steps.raw_rows import LINE_BYTES, dequantize_row, dequantize_slot
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 
 
-def dequantize_key(cfg, line, first_byte: int, is_v: bool):
+@dataclass(frozen=True)
+class Tensor:
+    """K or V of a key tile. words: of four scales of blocks, for each key of the thread; None: there are none."""
+
+    is_v: bool
+    words: tuple | None
+
+
+def tensor_of(scales: tuple | None, is_v: bool) -> Tensor:
+    """scales: of the thread's keys, from read."""
+    if scales is None:
+        return Tensor(is_v, None)
+    return Tensor(is_v, tuple(key.of_v if is_v else key.of_k for key in scales))
+
+
+def dequantize_key(cfg, line, first_byte: int, of: Tensor):
     """Dequantize the row of a key. line: from line_of, first_byte: from there to the line of the key in the tile."""
-    dtype, tile = cfg.v_dtype if is_v else cfg.qkv_dtype, cfg.tiles.wide_tile(is_v)
+    dtype, tile = cfg.v_dtype if of.is_v else cfg.qkv_dtype, cfg.tiles.wide_tile(of.is_v)
+    dtypes = cfg.kv_dtype, dtype
     chunks = range(first_byte, first_byte + tile.nbytes, tile.chunk_bytes)
-    raw = first_byte + cfg.tiles.raw_offset(is_v)
-    dequantize_row((cfg.kv_dtype, dtype), line, raw, chunks)
+    raw = first_byte + cfg.tiles.raw_offset(of.is_v)
+    factors = None
+    if of.words is not None:
+        words = of.words[first_byte // (LINE_BYTES * cfg.warps.threads_of("dequantize"))]
+        factors = cache_blocks.factors(dtypes, words)
+    return dequantize_row(dtypes, line, raw, chunks, factors)
+
+
+def keys_of(cfg, thread) -> list:
+    """The keys of a thread in a key tile."""
+    return [thread + first for first in range(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize"))]
+
+
+def begin(cfg, args, work, thread) -> tuple | None:
+    """Scales of the blocks of a thread's keys in the first key tile of a work tile; None: there are none."""
+    if not cfg.cache_blocks:
+        return None
+    return tuple(cache_blocks.begin(cfg, args, work, key) for key in keys_of(cfg, thread))
+
+
+def read(cfg, args, work, thread, n, before: tuple | None) -> tuple | None:
+    """Those in key tile n. before: of the key tile before."""
+    if before is None:
+        return None
+    keys = zip(keys_of(cfg, thread), before, strict=True)
+    return tuple(cache_blocks.read(cfg, args, work, key, n, mine) for key, mine in keys)
 
 
 @cute.jit
@@ -40,10 +85,14 @@ def run(
     thread, _, _ = cute.arch.thread_idx()
     thread = thread - WARP_SIZE * cfg.warps.dequantize.start
     at, number = Slot(Int32(0), Int32(0)), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for _ in cutlass.range(count, unroll=1):
-            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, False)
-            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, True)
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        scales = begin(cfg, args, work, thread)
+        for n in cutlass.range(work.tiles.count, unroll=1):
+            k, v = tensor_of(scales, False), tensor_of(scales, True)
+            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, k)
+            # Here, not before K: a wait for its scales would be one for these, too (docs/decisions/0065).
+            scales = read(cfg, args, work, thread, work.tiles.first + n + 1, scales)
+            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, v)
         number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        work = queue.next(cfg, args, number)

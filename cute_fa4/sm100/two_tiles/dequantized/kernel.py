@@ -1,15 +1,15 @@
-"""SM100MHAWiden2Q: many 16-bit queries over 8-bit keys, which two warps dequantize in place.
+"""SM100MHAWiden2Q: many 16-bit queries over 8-bit or 4-bit keys, which two warps dequantize in place.
 
 Steady state of one CTA: the additions to two_tiles/kernel.py. A line is an issue slot, not a duration.
 
     load     dequantize  mma             note
-    Q0 K0    .           .               rows of 8 bits: raw_full[0]
+    Q0 K0    .           .               rows of 8 or 4 bits: raw_full[0]
     Q1 V0    K0          .               kv_full[0] is raised by the 64 threads that dequantize
     K1       V0          S0 = Q0 K0      .
     V1       K1          S1 = Q1 K0      K0's slot is free after S1
     K2       V1          O0 = P0 V0      .
 
-Everything else is that of two_tiles/: a slot has the size for 16 bits, and the arriving data is half as large.
+Everything else is that of two_tiles/: a slot has the size for 16 bits, and half or a quarter of it arrives.
 
 Read next: tiles.py (where a key's row lies), dequantize.py, barriers.py (the table), two_tiles/kernel.py.
 """
@@ -24,7 +24,7 @@ from . import dequantize
 
 
 class SM100MHAWiden2Q(OverRawRows, SM100MHA2Q):
-    """Forward attention on SM100: 512 threads, 256 16-bit query rows a CTA, 8-bit K and V dequantized in place."""
+    """Forward attention on SM100: 512 threads, 256 16-bit query rows a CTA, K and V dequantized in place."""
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

@@ -1,16 +1,17 @@
-"""SlotTwoTiles: TwoTiles over keys of 8 bits, which two warps dequantize in their slots of the ring.
+"""SlotTwoTiles: TwoTiles over keys of 8 or 4 bits, which two warps dequantize in their slots of the ring.
 
     FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles())    bf16
+    FA4Config(kv_dtype="e2m1", schedule=SlotTwoTiles())    bf16 over NVFP4
 
-Q and K are multiplied in the dtype of q, P and V in fp16: an 8-bit number is exact in all of them, and V needs one
-conversion to fp16 instead of three (docs/decisions/0018).
+Q and K are multiplied in the dtype of q, P and V in fp16: a number of 8 or 4 bits is exact in all of them, and so is
+its product with the scale of its block (docs/decisions/0018, 0065).
 """
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
 
-from cute_fa4.dtypes import QUANTIZED, is_quantized
+from cute_fa4.dtypes import CACHED
 
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import slots_that_fit
@@ -32,7 +33,7 @@ class SlotTwoTiles(TwoTiles):
     """The schedule of SM100MHAWiden2Q; its choices are those of TwoTiles, with exact maxima: P is fp16."""
 
     family: ClassVar[str] = "mhawiden2q"
-    extras: ClassVar[Extra] = Extra.DEQUANTIZED_KEYS
+    extras: ClassVar[Extra] = Extra.DEQUANTIZED_KEYS | Extra.CACHE_BLOCKS
     qk_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     values_apart: ClassVar[bool] = False  # the warp that would copy them dequantizes
@@ -46,6 +47,10 @@ class SlotTwoTiles(TwoTiles):
     def tiles(self, problem: Problem) -> SlotTiles:
         return SlotTiles.of(problem, num_q=self.query_tiles)
 
+    def load_apart(self, problem: Problem) -> bool:
+        """Also with scales of blocks, where ptxas spilled the common address."""
+        return super().load_apart(problem) or problem.cache_blocks
+
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
 
@@ -53,9 +58,9 @@ class SlotTwoTiles(TwoTiles):
         return layout(self, self.tiles(problem))[1]
 
     def _not_built(self, problem: Problem) -> list[str]:
-        if not is_quantized(problem.kv_dtype):
+        if problem.kv_dtype not in CACHED:
             return [
-                f"kv_dtype={problem.kv_dtype!r}: these kernels dequantize keys: use one of {', '.join(QUANTIZED)}, or "
+                f"kv_dtype={problem.kv_dtype!r}: these kernels dequantize keys: use one of {', '.join(CACHED)}, or "
                 "schedule=TwoTiles()"
             ]
         why = super()._not_built(problem)

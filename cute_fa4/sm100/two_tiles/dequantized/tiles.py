@@ -1,10 +1,10 @@
-"""SlotTiles: tiles of two query tiles, whose keys arrive as 8-bit rows in the slot where they become 16-bit.
+"""SlotTiles: tiles of two query tiles, whose keys arrive as narrow rows in the slot where they become 16-bit.
 
     slot of the ring         first 16 KiB            last 16 KiB
-    from memory              -                       128 keys x 128 bytes
+    from memory              -                       128 keys x 128 bytes, of 4 bits the first half of each
     as the MMA takes it      columns 0..63           columns 64..127, 128 keys x 128 bytes each
 
-Where K or V has up to 64 columns, its tile is the first 16 KiB, and its rows arrive there. A key's 8-bit row and its
+Where K or V has up to 64 columns, its tile is the first 16 KiB, and its rows arrive there. A key's row and its
 last 64 columns of 16 bits share a line of 128 bytes: the thread that owns the key touches no line of another key.
 """
 
@@ -31,5 +31,5 @@ class SlotTiles(RawRows, Tiles):
         return KMajorTile(self.BN, self.padded_ov_depth if is_v else self.padded_qk_depth)
 
     def raw_offset(self, is_v: bool) -> int:
-        """Offset of the 8-bit row: where the last chunk of 64 columns goes."""
+        """Offset of the arriving row: where the last chunk of 64 columns goes."""
         return self.wide_tile(is_v).nbytes - self.raw_bytes

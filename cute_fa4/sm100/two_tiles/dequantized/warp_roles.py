@@ -6,7 +6,7 @@ warps   role        registers   work
 8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
 12      mma          40         one thread issues every tcgen05.mma
 13      load         40         claims blocks, one thread issues every TMA load
-14, 15  dequantize   40         K and V of 8 bits -> 16: a thread owns two keys of a tile
+14, 15  dequantize   40         K and V of 8 or 4 bits -> 16: a thread owns two keys of a tile
 """
 
 from dataclasses import dataclass

@@ -74,7 +74,8 @@ def with_scales(cfg, of_units: list[Unit], words: tuple | None) -> list[Unit]:
     """The units of a key tile with the scales of each key of the thread. words: of four scales, for each key."""
     if words is None:
         return of_units
-    factors = [cache_blocks.factors(cfg.kv_dtype, of_key) for of_key in words]
+    dtypes = of_units[0].dtypes
+    factors = [cache_blocks.factors(dtypes, of_key) for of_key in words]
     return [replace(unit, factors=[of[unit.first :] for of in factors]) for unit in of_units]
 
 
@@ -84,13 +85,13 @@ def dequantize_key(cfg, line, first_byte: int, of_unit: Unit):
     line: from line_of, first_byte: from there to the line of the key in a chunk
     """
     if of_unit.dtypes[0] not in CACHED:
-        return
+        return iter(())
     raw = first_byte + cfg.tiles.raw_offset(is_v=False)
     chunks = [first_byte + chunk for chunk in cfg.tiles.chunks(of_unit.columns)]
     factors = None
     if of_unit.factors is not None:
         factors = of_unit.factors[first_byte // (LINE_BYTES * cfg.warps.threads_of("dequantize"))]
-    dequantize_row(of_unit.dtypes, line, raw, chunks, factors)
+    return dequantize_row(of_unit.dtypes, line, raw, chunks, factors)
 
 
 def dequantize_units(

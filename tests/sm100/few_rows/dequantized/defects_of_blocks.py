@@ -43,7 +43,7 @@ def subject_of(name: str, level, **options) -> Subject:
 
 PRODUCT = lines("kernel", r"mul\.rn\.f16x2 (\S+), (\S+), (\S+);")
 CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e2m1x2 (\S+), byte0;")
-OF_TWO = lines("kernel", r"prmt\.b32 (\S+), (\S+), (\S+), 0x3232;")
+OF_TWO = lines("kernel", r"mov\.b32 (\S+), \{high, high\};")
 SECOND_WORD = lines("kernel", r"ld\.global\.b32\s+(\S+), \[(%rd\d+)\+4\];")
 
 
@@ -64,11 +64,11 @@ def mutants() -> tuple:
         ),
         planted(
             "a block of K has the scale of the block before",
-            replace(OF_TWO.first, r"prmt.b32 \1, \2, \3, 0x1010;"),
+            replace(OF_TWO.first, r"mov.b32 \1, {low, low};"),
         ),
         planted(
             "a block of V has the scale of the block before",
-            replace(OF_TWO.last, r"prmt.b32 \1, \2, \3, 0x1010;"),
+            replace(OF_TWO.last, r"mov.b32 \1, {low, low};"),
         ),
         planted(
             "the last blocks of K have the scales of the first",

@@ -4,6 +4,8 @@ The subject: 300 queries in three query tiles on 400 keys, so that slots of the 
 parity, and a short sequence, in pages.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from cute_fa4 import emulator
@@ -11,6 +13,7 @@ from cute_fa4.calls import repeat
 from cute_fa4.sm100.two_tiles.dequantized import dequantize
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_q, paged_kv, run
+from tests.serving.test_nvfp4 import Cache
 from tests.sm100.steps import raw_row_defects
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
@@ -42,3 +45,52 @@ DEFECTS = raw_row_defects.of_slots(dequantize) | {
 @pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, raw_row_defects.QUICK))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     raw_row_defects.is_noticed(monkeypatch, DEFECTS[name], name, is_right)
+
+
+def is_right_of_4_bits(mode: str, seed: int) -> bool:
+    """Four key tiles, and 40 queries, which tiles of few rows do not take; all scales differ."""
+    repeat.clear()
+    cache = Cache.draw([400], 1, {"k": 128, "v": 128})
+    q = Batch.draw([40], [400], heads=(1, 1), depth=128).q
+    batch = Batch(q, cache.meant("k"), cache.meant("v"))
+    try:
+        results = run(packed_q(batch), cache.stored(q, 16, "NHD"), {}, mode=mode, seed=seed)
+        assert_agrees(batch, *results)
+    except (AssertionError, emulator.EmulatorError):
+        return False
+    return True
+
+
+def of_the_other_key(made):
+    """A thread takes the scales of its keys in the other order."""
+
+    def of(scales, is_v):
+        found = made(scales, is_v)
+        return replace(found, words=found.words[::-1])
+
+    return of
+
+
+def of_k_alone(made):
+    """V is multiplied by the scales of K."""
+    return lambda scales, is_v: replace(made(scales, is_v), words=made(scales, False).words)
+
+
+DEFECTS_OF_4_BITS = raw_row_defects.of_blocks() | {
+    "the scales of the thread's other key": (dequantize, "tensor_of", of_the_other_key),
+    "V has the scales of K": (dequantize, "tensor_of", of_k_alone),
+    "scales of the first key tile for all": (
+        dequantize,
+        "read",
+        lambda made: lambda *given: given[-1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_4_BITS, ("V has the scales of K",)))
+def test_a_mistake_with_scales_of_blocks_is_noticed(own_kernels, monkeypatch, name):
+    raw_row_defects.is_noticed(monkeypatch, DEFECTS_OF_4_BITS[name], name, is_right_of_4_bits)
+
+
+def test_the_subject_of_4_bits_is_right():
+    assert is_right_of_4_bits("hostile", 1)

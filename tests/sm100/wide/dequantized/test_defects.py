@@ -10,7 +10,6 @@ import pytest
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
-from cute_fa4.sm100.steps import cache_blocks
 from cute_fa4.sm100.wide import loads as wide_loads
 from cute_fa4.sm100.wide.dequantized import dequantize, kernel, loads
 from tests.emulator.mutations.quick import quick_or_sweep
@@ -106,16 +105,10 @@ def of_other_keys(made):
     return lambda cfg, of_units, words: made(cfg, of_units, words[::-1])
 
 
-DEFECTS_OF_4_BITS = {
+DEFECTS_OF_4_BITS = raw_row_defects.of_blocks() | {
     "the scales of the thread's other key": (dequantize, "with_scales", of_other_keys),
     "every unit has the scales of the first": (dequantize, "first_block", lambda made: lambda cfg, unit: 0),
     "V has the scales of K": (dequantize, "scales_of_v", lambda made: dequantize.scales_of_k),
-    "scales are those of the key tile before": (
-        cache_blocks, "_of_tile", lambda made: lambda cfg, work, key, n: made(cfg, work, key, n - (n > 0)),
-    ),
-    "blocks of a piece are one on": (
-        cache_blocks, "scaled", lambda made: lambda stored, words, of, column: made(stored, words, of, column + 16),
-    ),
     "units begin twice as far in a row": (
         wide_loads, "k_unit", lambda made: lambda cfg, k, unit: made(cfg, k, 2 * unit),
     ),
@@ -131,5 +124,5 @@ def test_a_mistake_with_scales_of_blocks_is_noticed(own_kernels, monkeypatch, na
 
 def test_the_list_names_what_there_is():
     assert is_right_of_4_bits("hostile", 1)
-    assert len(DEFECTS) == 19 and len(DEFECTS_OF_4_BITS) == 6
+    assert len(DEFECTS) == 19 and len(DEFECTS_OF_4_BITS) == 7
     assert kernel.KERNEL.__name__ == "SM100MHAWideWiden"

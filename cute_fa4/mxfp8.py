@@ -4,6 +4,7 @@
     k8, k_descale = mxfp8.quantise(k)       k_descale torch.float8_e8m0fnu, (..., head_dim / 32)
     flash_attn_func(q8, k8, v8, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     flash_attn_func(q, k8, v8, k_block_scale=k_scale, v_block_scale=v_scale)    of a cache, under q of 16 bits
+    mxfp8.write(k, values, scales, slots, factor)    rows (tokens, heads, head_dim) into the pages of a cache, in place
 
 The scale of a block is 2^(floor(log2 of its largest value) - exponent of the dtype's largest value: 8 for e4m3, 15
 for e5m2). Values are rounded to nearest even and saturate at the dtype's largest value (OCP Microscaling Formats
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_fa4 import cache_slots
 from cute_fa4.dtypes import DTYPES, E4M3, E8M0, QUANTIZED, row_of_torch
 from cute_fa4.layouts.block_scales import BLOCK, NOT_A_NUMBER, ONE
 
@@ -52,6 +54,46 @@ def quantise(x: torch.Tensor, dtype: torch.dtype = E4M3.torch) -> tuple:
     values = scaled.clamp(-largest, largest).to(dtype).view(torch.uint8)
     values = torch.where(scaled.isnan(), NAN_BYTE, values).view(dtype)  # torch's sign differs
     return values.flatten(-2), code.view(E8M0.torch)
+
+
+def write(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    slots: torch.Tensor,
+    global_scale: torch.Tensor | float = 1.0,
+    kv_layout: str = "NHD",
+) -> None:
+    """Quantize rows into the pages of a cache, in place: what an append writes, for any slots.
+
+    x             (tokens, heads, head_dim), 16 bits or more
+    values        (num_pages, page_size, heads, head_dim) float8_e4m3fn, with kv_layout="HND" (num_pages, heads,
+                  page_size, ...)
+    scales        likewise with head_dim / 32, float8_e8m0fnu
+    slots         (tokens,) integers: page * page_size + row of the page; below 0: the row is not written
+    global_scale  rows are divided by it in float32: one number, k_descale or v_descale of a call
+
+    >>> values, scales = torch.zeros(3, 4, 1, 32).to(E4M3.torch), torch.ones(3, 4, 1, 1).to(E8M0.torch)
+    >>> write(torch.full((1, 1, 32), 6.0), values, scales, torch.tensor([9]), 2.0)
+    >>> dequantise(values, scales)[2, 1, 0, 0].item(), values.float().count_nonzero().item()
+    (3.0, 32)
+    """
+    cache_slots.check_layout(kv_layout)
+    for name, tensor, dtype in (("values", values, E4M3.torch), ("scales", scales, E8M0.torch)):
+        if tensor.dtype is not dtype:
+            raise TypeError(f"{name}: dtype {tensor.dtype}; accepted: {dtype}")
+    factor = torch.as_tensor(global_scale, dtype=torch.float32, device=x.device)
+    if factor.numel() != 1:
+        raise ValueError(f"global_scale: shape {tuple(factor.shape)}; accepted: one number")
+    rows, slots = cache_slots.kept(x, slots)
+    if not rows.is_floating_point() or row_of_torch(rows.dtype).is_quantized:
+        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
+    new_values, new_scales = quantise(rows.float() / factor.reshape(()))
+    parts = (
+        cache_slots.Part("values", values, new_values),
+        cache_slots.Part("scales", scales, new_scales),
+    )
+    cache_slots.put(parts, slots, kv_layout)
 
 
 def dequantise(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_fa4 import cache_slots
 from cute_fa4.dtypes import E2M1, E4M3, row_of_torch
 from cute_fa4.layouts import cache_scales
 
@@ -124,38 +125,18 @@ def write(
     >>> dequantize(codes, scales)[2, 1, 0, 0].item(), codes.count_nonzero().item()
     (-3.0, 8)
     """
-    if kv_layout not in ("NHD", "HND"):
-        raise ValueError(f"kv_layout: {kv_layout!r}; accepted: 'NHD' or 'HND'")
+    cache_slots.check_layout(kv_layout)
     if scale_layout not in cache_scales.LAYOUTS:
         raise ValueError(
             f"scale_layout: {scale_layout!r}; accepted: {' or '.join(map(repr, cache_scales.LAYOUTS))}"
         )
-    if x.dim() != 3 or tuple(slots.shape) != tuple(x.shape[:1]):
-        raise ValueError(
-            f"slots: shape {tuple(slots.shape)} with x {tuple(x.shape)}; accepted: (tokens,) and (tokens, heads, "
-            "head_dim)"
-        )
-    kept = slots >= 0
-    slots = slots[kept].long()
-    new_codes, new_scales, _ = quantize(x[kept], global_scale, four_over_six)
-    for name, into, new, layout in (
-        ("codes", codes, new_codes, cache_scales.LINEAR),
-        ("scales", scales, new_scales, scale_layout),
-    ):
-        rows = into.view(torch.uint8)
-        rows = rows.transpose(1, 2) if kv_layout == "HND" else rows
-        if rows.dim() != 4 or rows.shape[2:] != new.shape[1:]:
-            raise ValueError(
-                f"{name}: shape {tuple(into.shape)} with x {tuple(x.shape)}; accepted: pages of rows of "
-                f"{tuple(new.shape[1:])}"
-            )
-        number = new.shape[-1]
-        if layout != cache_scales.LINEAR:
-            _check_mixes(name, rows.shape[1], number)
-        page, token = (slots // rows.shape[1])[:, None], (slots % rows.shape[1])[:, None]
-        block = torch.arange(number, device=slots.device)
-        row, at = torch.broadcast_tensors(*cache_scales.place(layout, token, block, number))
-        rows[page, row, :, at] = new.view(torch.uint8).transpose(1, 2)
+    rows, slots = cache_slots.kept(x, slots)
+    new_codes, new_scales, _ = quantize(rows, global_scale, four_over_six)
+    parts = (
+        cache_slots.Part("codes", codes, new_codes),
+        cache_slots.Part("scales", scales, new_scales, scale_layout),
+    )
+    cache_slots.put(parts, slots, kv_layout)
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
@@ -177,7 +158,7 @@ def interleaved(scales: torch.Tensor) -> torch.Tensor:
     interleaved(scales.transpose(1, 2)).transpose(1, 2). Scales of K stay linear.
     """
     tokens, blocks = scales.shape[-2:]
-    _check_mixes("scales", tokens, blocks)
+    cache_slots.check_mixes("scales", tokens, blocks)
     mixed = cache_scales.TOKENS
     split = scales.unflatten(-1, (mixed, -1)).unflatten(-3, (-1, mixed))
     return split.movedim(-3, -1).reshape(scales.shape)
@@ -225,15 +206,6 @@ def codes_and_scales(pages: torch.Tensor, name: str = "pages") -> tuple[torch.Te
 def _rows_apart(pages: torch.Tensor, dim: int, of_row: int):
     """The stride of a dimension in rows; None: it has one element, whose stride says nothing."""
     return None if pages.shape[dim] == 1 else pages.stride(dim) / of_row
-
-
-def _check_mixes(name: str, tokens: int, blocks: int) -> None:
-    mixed = cache_scales.TOKENS
-    if tokens % mixed or blocks % mixed:
-        raise ValueError(
-            f"{name}: {tokens} tokens of {blocks} scales; accepted for the layout {cache_scales.INTERLEAVED4!r}: "
-            f"multiples of {mixed} tokens of a page or sequence, and of {mixed} scales of a row"
-        )
 
 
 def _global_scale(x: torch.Tensor, given, largest_scale: float) -> torch.Tensor:

@@ -31,6 +31,7 @@ FLOORS = """
     cute_fa4.aot
     cute_fa4.compiler
     cute_fa4.score_mods cute_fa4.reference cute_fa4.mxfp8 cute_fa4.nvfp4 cute_fa4.block_sparsity cute_fa4.intervals
+    cute_fa4.cache_slots
     cute_fa4.sm100.choose
     cute_fa4.sm100.latent cute_fa4.sm100.wide
     cute_fa4.sm100.two_tiles cute_fa4.sm100.one_tile cute_fa4.sm100.few_rows

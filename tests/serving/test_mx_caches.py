@@ -172,3 +172,38 @@ def test_capabilities_and_model_lists_know_the_cache():
     )
     attention = [config for config in listed if isinstance(config, FA4Config)]
     assert attention and {config.kv_dtype for config in attention} == {"mxe4m3"}
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_rows_at_any_slots_have_the_bytes_of_quantise(kv_layout):
+    """Seven rows of three heads in three pages of eight, one not written; the factor is not a power of two."""
+    x = torch.randn(7, 3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x[2, 1, 5], x[3, 2] = float("inf"), 0.0
+    slots = torch.tensor([0, 13, 6, -1, 23, 12, 1])
+    inner = (8, 3) if kv_layout == "NHD" else (3, 8)
+    values, scales = torch.zeros(3, *inner, 64).to(E4M3), torch.ones(3, *inner, 2).to(E8M0)
+    mxfp8.write(x, values, scales, slots, 0.3, kv_layout)
+    for found, expected in zip((values, scales), mxfp8.quantise(x.float() / 0.3), strict=True):
+        of_rows = found.view(torch.uint8)
+        of_rows = of_rows if kv_layout == "NHD" else of_rows.transpose(1, 2)
+        untouched = torch.zeros_like(of_rows) if found is values else torch.full_like(of_rows, 127)
+        for row, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                untouched[slot // 8, slot % 8] = expected[row].view(torch.uint8)
+        assert torch.equal(of_rows, untouched)
+
+
+def test_write_refuses_by_name():
+    x, slots = torch.ones(2, 1, 32), torch.tensor([0, 1])
+    values, scales = torch.zeros(1, 4, 1, 32).to(E4M3), torch.ones(1, 4, 1, 1).to(E8M0)
+    for error, why, changed in (
+        (TypeError, "values: dtype torch.uint8; accepted: torch.float8_e4m3fn", dict(values=values.view(torch.uint8))),
+        (TypeError, "scales: dtype .*e4m3fn; accepted: torch.float8_e8m0fnu", dict(scales=scales.view(E4M3))),
+        (TypeError, "x: dtype torch.float8_e4m3fn; accepted: floating point of 16 bits", dict(x=x.to(E4M3))),
+        (ValueError, r"slots: shape \(1,\) with x \(2, 1, 32\)", dict(slots=slots[:1])),
+        (ValueError, "kv_layout: 'NDH'; accepted: 'NHD' or 'HND'", dict(kv_layout="NDH")),
+        (ValueError, r"global_scale: shape \(2,\); accepted: one number", dict(global_scale=torch.ones(2))),
+        (ValueError, r"scales: shape .*; accepted: pages of rows of \(1, 1\)", dict(scales=scales.repeat(1, 1, 1, 2))),
+    ):  # fmt: skip
+        with pytest.raises(error, match=why):
+            mxfp8.write(**dict(x=x, values=values, scales=scales, slots=slots) | changed)

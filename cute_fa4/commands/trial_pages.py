@@ -1,4 +1,4 @@
-"""Tensors for trial calls: dtypes by name, and paged caches."""
+"""Tensors for trial calls: dtypes by name, and paged caches; and the exception of calls that are not made."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 from cute_fa4 import dtypes
 
 DTYPES = dtypes.torch_of(dtypes.DTYPES)
+
+
+class NotTried(Exception):
+    """No default call selects this kernel; the text gives the reason."""
 
 
 def page_table(lengths, page_size: int) -> torch.Tensor:

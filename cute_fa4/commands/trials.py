@@ -2,8 +2,8 @@
 
 A kernel's configuration determines the call that selects it. Layouts, masks, pages, sinks and score functions
 become arguments of flash_attn_varlen_func on two short sequences; they have more rows than a tile if the kernel has
-two query tiles. CUTE_FA4_JIT=error ensures that only loaded kernels run. After the call, the trial checks that this
-kernel was the one that ran.
+two query tiles. Latent caches have flash_mla_with_kvcache (trial_latent.py). CUTE_FA4_JIT=error ensures that only
+loaded kernels run. After the call, the trial checks that this kernel was the one that ran.
 
 trial_definition.py computes the expected result independently. Rows of pages and caches that belong to no sequence
 hold NaN.
@@ -26,9 +26,10 @@ from cute_fa4.commands import (
     trial_backward,
     trial_definition,
     trial_indexer,
+    trial_latent,
     trial_scales,
 )
-from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
+from cute_fa4.commands.trial_pages import DTYPES, NotTried, page_table, pages
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.dtypes import E8M0, QUANTIZED, is_quantized
@@ -55,10 +56,6 @@ QUERIES, KEYS = (5, 3), (40, 23)  # of the two sequences; less than a tile, not 
 KEYS_OF_PARTS = (150, 135)  # two tiles, so that each of two parts has keys
 KEYS_SHARED = (1200, 135)  # one sequence that is worth a stream-K split, and a short one
 WINDOW, CHUNK = 7, 16  # within these keys, so that a mask hides some
-
-
-class NotTried(Exception):
-    """No default call selects this kernel; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +155,8 @@ def _try(config, device: str) -> tuple[float, float]:
         )
     if isinstance(config, TopKConfig):
         return trial_indexer.wrong_keys(config, device)
+    if isinstance(config, FA4Config) and config.latent:
+        return trial_latent.worst(config, device)
     if not config.split_keys:
         return _attention(config, device, config.write_lse)
     try:

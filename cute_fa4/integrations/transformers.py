@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from cute_fa4 import masks
+from cute_fa4.calls.operands.four_bits import columns_of
 from cute_fa4.calls.operands.tensors import checked_scale
 from cute_fa4.compiler import policy
 from cute_fa4.integrations.sdpa import options_of_mask, padded_depths
@@ -24,7 +25,9 @@ from cute_fa4.integrations.transformers_masks import LazyMask, Pattern, mask
 from cute_fa4.interface import flash_attn_varlen_func
 
 # Arguments of some models that change the result of attention.
-SCALE = "_cute_fa4_scale"  # of keys and values of an 8-bit cache (transformers_cache.py)
+# Attributes of keys and values of the caches of transformers_cache.py: scales of 8-bit rows, or of 4-bit sequences;
+# scales of blocks of 4-bit rows.
+SCALE, BLOCKS = "_cute_fa4_scale", "_cute_fa4_blocks"
 UNSUPPORTED = ("position_bias", "cache", "block_table", "indices", "block_indices", "sinks")
 
 
@@ -87,9 +90,11 @@ def attention(
         raise NotImplementedError(
             f"dropout: {dropout}: not supported; accepted: 0.0; call model.eval()"
         )
-    depth_v, scales = value.shape[-1], scales_of(key, value)
+    of_blocks, scales = hasattr(key, BLOCKS), scales_of(key, value)
+    depth_v = columns_of(value) if of_blocks else value.shape[-1]
     scale = checked_scale(scaling, query.shape[-1])
-    query, key, value = padded_depths(query, key, value)
+    if not of_blocks:
+        query, key, value = padded_depths(query, key, value)
     options: dict[str, Any] = {
         "softmax_scale": scale,
         "softcap": softcap,
@@ -112,7 +117,8 @@ def attention(
         options |= pattern.options()
         if isinstance(pattern.num_keys, int):
             key, value = key[:, :, : pattern.num_keys], value[:, :, : pattern.num_keys]
-            options |= {name: scale[:, : pattern.num_keys] for name, scale in scales.items()}
+            by_row = {name: scale for name, scale in scales.items() if scale.dim() > 2}
+            options |= {name: scale[:, : pattern.num_keys] for name, scale in by_row.items()}
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     return _out(flash_attn_varlen_func(q, k, v, **options))[..., :depth_v], None
 
@@ -124,9 +130,13 @@ def _out(result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tens
 
 
 def scales_of(key: torch.Tensor, value: torch.Tensor) -> dict:
-    """k_descale and v_descale of keys and values from an 8-bit cache; {} for others."""
-    named = {"k_descale": key, "v_descale": value}
-    return {name: getattr(x, SCALE) for name, x in named.items() if hasattr(x, SCALE)}
+    """Scales of keys and values from an 8-bit or a 4-bit cache; {} for others."""
+    found = {}
+    for side, x in (("k", key), ("v", value)):
+        for name, attribute in ((f"{side}_descale", SCALE), (f"{side}_block_scale", BLOCKS)):
+            if hasattr(x, attribute):
+                found[name] = getattr(x, attribute)
+    return found
 
 
 def _pattern_of(module, attention_mask, is_causal, sliding_window) -> Pattern | None:

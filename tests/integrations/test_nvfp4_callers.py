@@ -177,6 +177,51 @@ def test_a_mix_up_of_the_two_orders_is_seen():
         agree(meant(STEP), found)
 
 
+# --- SGLang, whose trtllm_mha backend calls FlashInfer's functions (python/sglang/srt/layers/attention)
+
+
+@pytest.mark.parametrize("way", ["decode", "extend"])
+def test_calls_over_sglangs_pools(way):
+    """Slots of tokens, (slots, heads, columns), seen as pages with heads before rows; kv_layout is not passed."""
+    batch = STEP if way == "decode" else MIXED
+    stored = pages_of(batch)
+    slots = torch.cat(
+        [
+            stored["page_table"][b, torch.arange(n) // PAGE] * PAGE + torch.arange(n) % PAGE
+            for b, n in enumerate(batch.keys)
+        ]
+    )
+    codes, scales = [], []
+    for name, order in (("k", "linear"), ("v", "interleaved4")):
+        pools = [
+            torch.full((len(stored["k"]) * PAGE, 2, width), 0x7F, dtype=torch.uint8)
+            for width in (32, 4)
+        ]
+        rows = [x.view(-1, PAGE, *x.shape[1:]) for x in (pools[0], pools[1].view(E4M3))]
+        nvfp4.write(
+            torch.cat(getattr(batch, name)), *rows, slots, FACTORS[name], scale_layout=order
+        )
+        for found, pages in zip((codes, scales), rows, strict=True):
+            found.append(pages.permute(0, 2, 1, 3))
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    given = dict(
+        query=tokens(batch), kv_cache=tuple(codes), workspace_buffer=SCRATCH, block_tables=stored["page_table"],
+        seq_lens=stored["seqused_k"], window_left=-1, sinks=sinks, skip_softmax_threshold_scale_factor=None,
+        out_dtype=BF16, kv_cache_sf=tuple(scales), return_lse=True, **SCALES,
+    )  # fmt: skip
+    if way == "decode":
+        found = quiet(
+            flashinfer.trtllm_batch_decode_with_kv_cache, max_seq_len=max(batch.keys), **given
+        )
+    else:
+        found = quiet(
+            flashinfer.trtllm_batch_context_with_kv_cache, max_q_len=max(batch.queries), max_kv_len=max(batch.keys),
+            batch_size=len(batch.queries), cum_seq_lens_q=offsets(batch.queries), cum_seq_lens_kv=offsets(batch.keys),
+            **given,
+        )  # fmt: skip
+    agree(meant(batch), found, sink=sinks)
+
+
 # --- vLLM
 
 

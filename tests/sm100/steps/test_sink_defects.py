@@ -1,7 +1,8 @@
 """Mistakes with sinks, planted in the sources of kernels, are noticed by their numbers.
 
 The subjects: a latent cache on a CTA alone, on a pair of CTAs, and in parts that are merged; decode from another cache
-in two parts, of which the first counts the sink. Sinks are below the scores, among them, far above and +inf.
+in two parts, of which the first counts the sink. Sinks are below the scores, among them, far above and +inf; or far
+below.
 """
 
 import math
@@ -45,10 +46,17 @@ def merged() -> None:
     over_latent(ALONE, num_splits=2)
 
 
-def over_keys() -> None:
-    batch, sink = Batch.draw([1, 1], [300, 0], heads=(4, 2)), torch.tensor(SINKS)
+FAR_BELOW = [-3e38, -1e9, -1e9, -3e38]  # below the negative limit of scores, -2^30 ln 2
+
+
+def over_keys(sinks=SINKS) -> None:
+    batch, sink = Batch.draw([1, 1], [300, 0], heads=(4, 2)), torch.tensor(sinks)
     out, lse = run_kv(packed_q(batch), paged_kv(batch, 64), num_splits=2, learnable_sink=sink)
     assert_agrees(batch, out, lse, sink=sink)
+
+
+def far_below() -> None:
+    over_keys(FAR_BELOW)
 
 
 # name -> (subject, where, what is replaced, the replacement made from it)
@@ -79,6 +87,10 @@ DEFECTS = {
     ),
     "a row begins with +inf": (over_keys, sinks, "FIRST", lambda made: math.inf),
     "the log-sum-exp is the limit of scores": (over_keys, sinks, "AT_LIMIT", lambda made: 2.0),
+    "a sink far below is as no sink": (
+        far_below, sinks, "in_lse", lambda made: lambda cfg, args, work, head, lse: lse,
+    ),
+    "only sinks below twice the limit are the log-sum-exp": (far_below, sinks, "AT_LIMIT", lambda made: 2.0),
     "parts of +inf have no weight": (
         over_keys, part_sums, "weight",
         lambda made: lambda lse, largest: made(lse, largest) * ((lse - largest) * 0.0 + 1.0),
@@ -96,6 +108,8 @@ def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("subject", [alone, pair, merged, over_keys], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "subject", [alone, pair, merged, over_keys, far_below], ids=lambda f: f.__name__
+)
 def test_without_a_mistake_the_numbers_are_right(subject):
     subject()

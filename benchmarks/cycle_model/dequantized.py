@@ -1,76 +1,98 @@
 """The cost of 8-bit and 4-bit keys under many 16-bit queries: a 16-bit cache, dequantized caches, quantized queries.
 
-    python -m benchmarks.cycle_model.dequantized
-
-Cycles of a key tile in the steady state of the full mask, for the query rows of a CTA.
+Cycles of a key tile in the steady state of the full mask, head dim 128, for the 256 query rows of a CTA.
+docs/generate.py writes the table from records (recorded.py).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
+from benchmarks.cycle_model.evaluate import AlignedKernel, steady_state
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
+from benchmarks.cycle_model.modelled import NAN, Model, made_by, marked
+from benchmarks.cycle_model.records import Constants, Subject, records
 from benchmarks.cycle_model.workloads import TILES, CacheWorkload, workload
-from cute_fa4.emulator.model.constants import fitted_b200
+
+DEPTH = 128
+NAMES = {"mxe4m3": "MXFP8", "e2m1": "NVFP4"}  # of dtypes in the table
 
 
 class Row(NamedTuple):
-    """dtype of q; kv_dtype of k and v; head dims of k and of v (0: that of k); keys of a page, 0: contiguous."""
+    """Dtypes of q, and of k and v; keys of a page, 0: contiguous; the layout of scales of V, NVFP4's alone."""
 
-    dtype: str
-    kv_dtype: str
-    depth: int = 128
-    depth_v: int = 0
+    q: str
+    cache: str
     page_size: int = 0
-    interleaved: bool = False
+    layout: str = ""
 
-    def __str__(self):
-        what = f"q {self.dtype}, cache {self.kv_dtype}, d={self.depth}"
-        what += f"/{self.depth_v}" * (self.depth_v > 0) + f", pages of {self.page_size}" * (
-            self.page_size > 0
+    @property
+    def is_mixed(self) -> bool:
+        """K and V are dequantized."""
+        return self.q != self.cache
+
+    @property
+    def variant(self) -> Variant:
+        choices = [("kv_dtype", self.cache)] * self.is_mixed
+        choices += [("v_block_scale_layout", self.layout)] * bool(self.layout)
+        return Variant(
+            OURS, DEPTH, dtype=self.q, page_size=self.page_size, choices=tuple(choices)
         )
-        return what + ", interleaved4" * self.interleaved
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What q is, and what k and v are."""
+        cache = NAMES.get(self.cache, self.cache)
+        cache += f", pages of {self.page_size}" * (self.page_size > 0)
+        return self.q, cache + f", scales of V {self.layout}" * bool(self.layout)
 
 
-OF_BITS = (Row("bf16", "bf16"), Row("bf16", "e4m3"), Row("e4m3", "e4m3"))
-OF_PAGES = tuple(
-    Row("bf16", kv_dtype, page_size=16) for kv_dtype in ("bf16", "e4m3", "mxe4m3", "e2m1")
+ROWS = (
+    Row("bf16", "bf16"),
+    Row("bf16", "e4m3"),
+    Row("e4m3", "e4m3"),
+    Row("bf16", "mxe4m3", 16),
+    Row("bf16", "e2m1", 16),
+    Row("bf16", "e2m1", 16, "interleaved4"),
 )
-ROWS = (*OF_BITS, *OF_PAGES, Row("bf16", "e2m1", page_size=16, interleaved=True))
 
 
-def steady(row: Row, constants: dict) -> tuple[str, int, SteadyState]:
-    """-> (family, query rows of a CTA, steady state)."""
+def _figures(row: Row, constants: Constants) -> dict:
+    works = (workload(row.variant, n) for n in TILES[-2:])
+    kernel = AlignedKernel.of(
+        traced(row.variant, [CacheWorkload(**vars(work), kv_dtype=row.cache) for work in works])
+    )
+    found = steady_state(kernel.simulate(constants))
+    return {"steady": round(found.cycles, 2), "bound": found.bound}
+
+
+def subject(row: Row, constants: Constants) -> Subject:
+    """A kernel that no other table has: 16-bit queries over a cache that it dequantizes."""
     from benchmarks.cycle_model.our_kernel import config
 
-    mixed, choices = row.dtype != row.kv_dtype, {}
-    if mixed:
-        choices["kv_dtype"] = row.kv_dtype
-    if row.interleaved:
-        choices["v_block_scale_layout"] = "interleaved4"
-    variant = Variant(
-        OURS, row.depth, head_dim_v=row.depth_v, dtype=row.dtype, page_size=row.page_size,
-        choices=tuple(choices.items()),
-    )  # fmt: skip
-    works = [workload(variant, n) for n in TILES[-2:]]
-    if mixed:
-        works = [CacheWorkload(**vars(work), kv_dtype=row.kv_dtype) for work in works]
-    cfg = config(variant)
-    kernel = AlignedKernel.of(traced(variant, works))
-    return cfg.schedule.family, cfg.tiles.BM, steady_state(kernel.simulate(constants))
+    kernel = row.variant
+    name = f"steady state of {kernel}"
+    figures = partial(_figures, row, constants)
+    return Subject(name, str(kernel), constants, figures, partial(config, kernel))
 
 
-def main() -> None:
-    constants = fitted_b200()
+def subjects(constants: Constants) -> list[Subject]:
+    return [subject(row, constants) for row in ROWS if row.is_mixed]
+
+
+def table(constants: Constants, model: Model) -> str:
+    """Cycles of each pair of dtypes."""
+    lines = ["| q | k and v | cycles of a key tile | bound |", "|---|---|---|---|"]
+    used = []
     for row in ROWS:
-        family, rows, found = steady(row, constants)
-        busy = ", ".join(f"{name} {share:.2f}" for name, share in found.busy.items())
-        print(
-            f"{family:12} {row}: {found.cycles:5.0f} cycles of {rows} rows, {found.bound}; {busy}",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()
+        if not row.is_mixed:
+            kernel = model(row.variant, constants)
+            cycles, bound = kernel.steady.cycles, kernel.steady.bound
+        else:
+            kernel = subject(row, constants)
+            known = records().get(kernel.name, {})
+            cycles, bound = known.get("steady", NAN), known.get("bound", "-")
+        used.append(kernel)
+        lines.append(f"| {' | '.join(row.words)} | {marked(f'{cycles:.0f}', kernel)} | {bound} |")
+    return "\n".join([*lines, "", made_by(used)])

@@ -9,7 +9,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "performance"
 PAGES = tuple(sorted(FOLDER.glob("*.md")))
 # Others that have tables of records.
 OTHERS = tuple(
-    FOLDER.parent / name for name in ("backward.md", "invariance.md", "serving/indexer.md")
+    FOLDER.parent / name
+    for name in ("backward.md", "invariance.md", "serving/caches.md", "serving/indexer.md")
 )
 
 

@@ -22,8 +22,10 @@ from benchmarks.cycle_model import (
     backward,
     block_sparse,
     calibration,
+    copy_cost,
     cut_lists,
     depths,
+    dequantized,
     eight_bits,
     fixed_cost,
     indexer,
@@ -141,6 +143,8 @@ def subjects() -> Subjects:
         *recording.subjects(decode_calls(), decode_problems.problems(), base),
         *profiled.subjects(launches),
         *map(instruction_cache.subject, instruction_cache.KERNELS),
+        *map(copy_cost.subject, copy_cost.PAGE_SIZES),
+        *dequantized.subjects(base),
     ]
     configs: dict[str, object] = {}
     for subject in found:
@@ -229,6 +233,8 @@ def tables() -> dict[str, str]:
         **indexer.tables(),
         "backward": backward.table(),
         "instruction_caches": instruction_cache.table(),
+        "page_sizes": copy_cost.recorded_table(),
+        "prefill_cache": dequantized.table(constants, recorded),
         "constants": report.constants_table(constants),
         "memory_bound": memory_bound.table(),
     }

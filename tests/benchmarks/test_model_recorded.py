@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cycle_model import instruction_cache, pages, recorded, records, report
+from benchmarks.cycle_model import copy_cost, instruction_cache, pages, recorded, records, report
 from benchmarks.cycle_model.decode import recording
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.problems import DecodeProblem
@@ -186,3 +186,12 @@ def test_the_recorded_loops_fit_the_instruction_caches(variant):
         pytest.skip("not recorded: python benchmarks/model.py --record")
     assert code.sub_loop < instruction_cache.L0_BYTES / 2
     assert code.sub_loop <= code.loop < instruction_cache.L1_BYTES / 2 < code.whole * 2
+
+
+@pytest.mark.parametrize("page_size", copy_cost.PAGE_SIZES)
+def test_the_copies_of_a_key_tile_have_its_bytes(page_size):
+    """K and V of 128 keys and 128 columns of 16 bits, whatever the pages."""
+    cost = copy_cost.recorded(page_size)
+    if cost.copies != cost.copies:
+        pytest.skip("not recorded: python benchmarks/model.py --record")
+    assert cost.copies * cost.bytes_of_copy == 2 * 128 * 128 * 2

@@ -13,7 +13,7 @@ from tests.suite import import_graph
 
 # Rooms on the same floor are separated by blanks.
 FLOORS = """
-    benchmarks.model benchmarks.hopper_check benchmarks.sass_cost benchmarks.copy_cost
+    benchmarks.model benchmarks.hopper_check benchmarks.sass_cost
     benchmarks.first_call benchmarks.host_overhead benchmarks.context_parallel
     benchmarks.cycle_model
     benchmarks.sass

@@ -1,31 +1,29 @@
 """The cost of pages for the load warp: TMA copies, instructions and issue cycles per key tile.
 
-    python benchmarks/copy_cost.py [--head-dim 128] [--docs]
+    python -m benchmarks.cycle_model.copy_cost [--head-dim 128]
 
 The counts are those of one K and one V tile of 128 keys in the middle of a sequence, from the difference of six and
 four key tiles. The emulator counts the copies, including those of V that another warp issues, and records the path
 of the load warp through the machine code, whose control codes have the issue cycles of each instruction. Waits for
 results are not included, nor the cost of a copy for the TMA unit beyond its bytes, for which no figure is
-published. --docs writes the table of docs/serving/caches.md.
+published. docs/generate.py writes the table of docs/serving/caches.md from records (cycle_model/recorded.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from benchmarks.cycle_model.evaluate import AlignedKernel
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
+from benchmarks.cycle_model.modelled import NAN, made_by, marked
+from benchmarks.cycle_model.records import Subject, records
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, workload
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "serving" / "caches.md"
-MARKED = re.compile(r"(<!-- page sizes[^>]*-->\n).*?(<!-- /page sizes -->)", re.DOTALL)
-PAGE_SIZES = (0, 1, 2, 3, 4, 7, 8, 16, 24, 48, 64, 128, 544, 784)
+HEAD_DIM = 128
+# Keys: rows that are gathered (1 to 7), boxes of 8, 16 and twice 8 keys, and boxes with all keys of a tile.
+PAGE_SIZES = (0, 1, 2, 4, 7, 8, 16, 24, 128)
 TILES = (4, 6)
 
 
@@ -40,9 +38,33 @@ class Cost:
     issue_cycles: float
 
 
+def variant_of(head_dim: int, page_size: int) -> Variant:
+    return Variant(OURS, head_dim=head_dim, page_size=page_size, one_block=True)
+
+
+def subject(page_size: int) -> Subject:
+    """The record of a page size, which depends on no constant."""
+    from benchmarks.cycle_model.our_kernel import config
+
+    variant = variant_of(HEAD_DIM, page_size)
+
+    def figures() -> dict:
+        return {"cost": asdict(cost_of(HEAD_DIM, page_size))}
+
+    return Subject(f"copies of {variant}", str(variant), {}, figures, partial(config, variant))
+
+
+def recorded(page_size: int) -> Cost:
+    """The record of a page size; without one all figures are NaN."""
+    of = subject(page_size)
+    return (
+        Cost(page_size, *[NAN] * 4) if of.state == "missing" else Cost(**records()[of.name]["cost"])
+    )
+
+
 def cost_of(head_dim: int, page_size: int) -> Cost:
     """Compile, emulate two launches, and follow the load warp."""
-    variant = Variant(OURS, head_dim=head_dim, page_size=page_size, one_block=True)
+    variant = variant_of(head_dim, page_size)
     works = [workload(variant, tiles) for tiles in TILES]
     kernel = traced(variant, works)
     aligned = AlignedKernel.of(kernel)
@@ -77,32 +99,30 @@ def _padded(head_dim: int) -> int:
     return -(-head_dim // 64) * 64
 
 
-def table(costs: list[Cost]) -> str:
-    """Markdown."""
+def table(costs: list[Cost], used: list[Subject] | None = None) -> str:
+    """Markdown. used: the records of the costs, if they are recorded."""
     lines = [
         "| keys a page | copies of a key tile | bytes of a copy | instructions of the load warp | issue cycles |",
         "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {cost.page_size or 'contiguous'} | {cost.copies} | {cost.bytes_of_copy:,} | {cost.instructions:.0f} | "
-        f"{cost.issue_cycles:.0f} |"
-        for cost in costs
-    ]
-    return "\n".join(lines) + "\n"
+    for cost, of in zip(costs, used or [None] * len(costs), strict=True):
+        numbers = (cost.copies, cost.bytes_of_copy, cost.instructions, cost.issue_cycles)
+        copies, *cells = (f"{number:,.0f}" for number in numbers)
+        cells = [str(cost.page_size or "contiguous"), marked(copies, of), *cells]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", made_by(used)] if used else lines)
+
+
+def recorded_table() -> str:
+    """The table of docs/serving/caches.md."""
+    return table([*map(recorded, PAGE_SIZES)], [*map(subject, PAGE_SIZES)])
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument(
-        "--docs", action="store_true", help="write the table of docs/serving/caches.md"
-    )
+    parser.add_argument("--head-dim", type=int, default=HEAD_DIM)
     options = parser.parse_args(arguments)
-    written = table([cost_of(options.head_dim, page_size) for page_size in PAGE_SIZES])
-    print(written)
-    if options.docs:
-        text = DOCUMENT.read_text()
-        DOCUMENT.write_text(MARKED.sub(lambda found: found[1] + written + found[2], text))
+    print(table([cost_of(options.head_dim, page_size) for page_size in PAGE_SIZES]))
 
 
 if __name__ == "__main__":

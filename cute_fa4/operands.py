@@ -122,6 +122,11 @@ class CallTensors(NamedTuple):
         return {name: getattr(self, name) for group in groups for name in NAMES[group]}
 
     @property
+    def query_offsets(self):
+        """Where sequences of packed queries begin; None: queries are not packed."""
+        return self.cu_seqlens_q
+
+    @property
     def q_layout(self) -> str:
         return "dense" if self.cu_seqlens_q is None else "packed"
 

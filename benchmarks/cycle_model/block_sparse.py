@@ -124,8 +124,8 @@ def sorting(tiles: int) -> Launch:
         import torch
 
         counts, order = lengths_of(tiles // HEADS), torch.empty(tiles, dtype=torch.int32)
-        sizes = tiles // HEADS, HEADS, 1, windows_of(tiles)
-        kernel((counts, counts), counts[0, 0], (2, 0), sizes, order)
+        sizes = tiles // HEADS, HEADS, 1, windows_of(tiles), tiles, 0
+        kernel((counts, counts), counts[0, 0], counts[0, 0], (2, 0), sizes, order)
 
     return launch_of(f"{tiles} work tiles sorted", config, launch)
 

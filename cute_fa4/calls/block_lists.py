@@ -172,7 +172,8 @@ def longest_first(counts: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
     order, target = counts.new_empty(number), target_of(counts.device)
     function = function_for(BlockListsConfig("longest", target.arch), target)
     with launching_on(counts.device):  # padded counts, which are all that a list has
-        function((counts,) * 2, counts[0, 0], (1, 0), (tiles, heads, 1, windows_of(number)), order)
+        sizes = tiles, heads, 1, windows_of(number), number, 0
+        function((counts,) * 2, counts[0, 0], counts[0, 0], (1, 0), sizes, order)
     return order
 
 

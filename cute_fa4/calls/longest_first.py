@@ -3,7 +3,9 @@
 The host reads no list. It decides from sizes alone:
 
     few work tiles for each SM, of many keys    the longest lists are cut into parts, which a third launch merges
-    many                                        work tiles are sorted: a work tile has the same bits wherever it is
+    many                                        work tiles are sorted: a work tile has the same bits wherever it is.
+                                                With packed queries, if a CTA can sort as many as sequences of the
+                                                longest length would have
     few, of few keys                            neither: the order of the grid
 
 The parts of a list depend on all lists of the call. So batch-invariant calls are not cut.
@@ -46,7 +48,7 @@ class LongestFirst:
     """The order of the work tiles of a launch.
 
     function  the kernel that sorts them
-    tiles     work tiles
+    tiles     entries of the order: work tiles, of packed queries at least those with rows
     sizes     of LongestKernel.__call__
     """
 
@@ -56,9 +58,10 @@ class LongestFirst:
 
     def order(self, tensors: CallTensors) -> Tensor:
         """int32 (work tiles,), on the device of the lists of a call. Launches the kernel."""
-        given = self.given(tensors)
-        order = given[1].new_empty(self.tiles)
-        self.function(*given, self.sizes, order)
+        counts, first, flags = self.given(tensors)
+        order = first.new_empty(self.tiles)
+        offsets = first if tensors.query_offsets is None else tensors.query_offsets
+        self.function(counts, first, offsets, flags, self.sizes, order)
         return order
 
     def given(self, tensors: CallTensors) -> tuple:
@@ -139,8 +142,12 @@ def plan_in_order(
         return CutListsPlan(function_for(attention, target), cut, whole, *launched)
     if not is_sorted(tiles, q.device):
         return None
+    numbered, is_packed = batch * heads * of_tiles[0], config.q_layout == "packed"
+    if is_packed and windows_of(numbered) > 1:
+        return None
     sort = function_for(BlockListsConfig("longest", target.arch), target)
-    longest = LongestFirst(sort, tiles, (*of_tiles, windows_of(tiles)))
+    sizes = *of_tiles, windows_of(numbered), numbered, rows * is_packed
+    longest = LongestFirst(sort, tiles, sizes)
     function = function_for(sorted_config(config, dependent_launch=early), target)
     return LongestFirstPlan(function, longest, *launched)
 

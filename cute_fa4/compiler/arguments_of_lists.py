@@ -28,9 +28,11 @@ def fake_block_lists_arguments(config: BlockListsConfig) -> dict:
         return dict(kinds=kinds, counts=numbers(3), entries=numbers(4), stream=stream)
     if config.makes in ("longest", "cut"):
         given = dict(counts=pair(3), first_blocks=numbers(1), flags=(Int32(1), Int32(1)))
-        number, written = 4, {"order": numbers(1)}
+        number, written = 6, {"order": numbers(1)}
+        if config.makes == "longest":
+            given["offsets"] = numbers(1)
         if config.makes == "cut":
-            number, written = 6, {x: fake_elements("i32", (None, n)) for x, n in OF_CUT.items()}
+            written = {x: fake_elements("i32", (None, n)) for x, n in OF_CUT.items()}
         return dict(**given, sizes=tuple(Int32(1) for _ in range(number)), **written, stream=stream)
     results: tuple = (numbers(4, "u8"),)
     if config.makes == "tiles":

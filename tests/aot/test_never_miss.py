@@ -333,8 +333,8 @@ def test_no_call_with_lists_asks_for_a_kernel_that_its_entry_lacks(name):
     lists = BlockSparseTensors(*lists, block_size=(fields["q_block"], fields["kv_block"]))
     function = flash_attn_func if not layouts else flash_attn_varlen_func
     converts = {"tiles"} if "small" in name else set()
-    sorts = {"longest"} if "cu_seqlens_q" not in options else set()
-    cuts = {"cut"} if sorts else set()
+    sorts = {"longest"}
+    cuts = {"cut"} if "cu_seqlens_q" not in options else set()
     for changes, makes in (
         (dict(longest_first=1), converts),  # work tiles for each SM
         (dict(longest_first=0), converts | sorts),

@@ -4,6 +4,8 @@ The subjects: full and partial blocks in no order, a last key tile that is not w
 packed lists.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cutlass import Int32
@@ -11,7 +13,8 @@ from cutlass import Int32
 from cute_fa4 import BlockSparseTensors, emulator
 from cute_fa4.calls import repeat
 from cute_fa4.calls.operands import blocks
-from cute_fa4.sm100.work import block_lists
+from cute_fa4.sm100.blueprint import tuning
+from cute_fa4.sm100.work import block_lists, packed_order
 from tests.attention.listed import ABSENT, FULL, PARTIAL, Listed, assert_right
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 
@@ -43,6 +46,11 @@ def of_lists():
 
 def of_packed_lists():
     return IN_LINE.run_as("packed"), IN_LINE.expected()
+
+
+def of_sorted_queries():
+    with tuning.using(tuning.shipped().changed(longest_first=0)):
+        return of_packed_lists()
 
 
 def is_right(monkeypatch, subject=of_lists) -> bool:
@@ -108,6 +116,25 @@ DEFECTS_IN_LINE = {
 }
 
 
+# Likewise, of packed queries whose work tiles are sorted.
+DEFECTS_OF_NUMBERS = {
+    "numbers of shorter sequences": lambda made: (
+        lambda cfg, order, longest, number: made(
+            cfg, order, longest - cfg.tiles.positions_per_block, number
+        )
+    ),
+    "the first sequence": lambda made: lambda *given: replace(made(*given), batch=Int32(0)),
+    "the first head": lambda made: lambda *given: replace(made(*given), head=Int32(0)),
+}
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_NUMBERS, OF_SOURCES))
+def test_a_mistake_with_sorted_packed_queries_is_noticed(own_kernels, monkeypatch, name):
+    change = DEFECTS_OF_NUMBERS[name]
+    monkeypatch.setattr(packed_order, "numbered", change(packed_order.numbered))
+    assert not is_right(monkeypatch, of_sorted_queries), "nothing noticed"
+
+
 @pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_IN_LINE, OF_SOURCES))
 def test_a_mistake_in_packed_lists_is_noticed(own_kernels, monkeypatch, name):
     attribute, change = DEFECTS_IN_LINE[name]
@@ -123,6 +150,6 @@ def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("subject", (of_lists, of_packed_lists))
+@pytest.mark.parametrize("subject", (of_lists, of_packed_lists, of_sorted_queries))
 def test_without_a_mistake_the_numbers_are_right(monkeypatch, subject):
     assert is_right(monkeypatch, subject)

@@ -1,14 +1,17 @@
 """Lists whose work tiles are sorted by length: the order changes no bit, whatever the lists, layouts and rows are."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import BlockSparseTensors, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls.split_keys.split import EMULATED_SMS
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.work.lists.config import WINDOW
 from cute_fa4.system.devices import asked_for
-from tests.attention.listed import Listed, as_packed, assert_right
+from tests.attention.listed import Listed, assert_right
 from tests.attention.test_block_sparsity import LENGTHS, SIZES, drawn
 
 
@@ -20,6 +23,9 @@ LAYOUTS = {
     "dense": None,
     "lengths": LENGTHS,
     "packed lists": LENGTHS,
+    "packed": LENGTHS,
+    "padded lists": LENGTHS,
+    "pages of 5, packed queries": LENGTHS,
     "64 x 64": None,
 }
 
@@ -27,7 +33,7 @@ LAYOUTS = {
 def run(call: Listed, layout: str, **options):
     if layout == "packed lists":
         return packed_lists_over_padded_rows(call, **options)
-    return call.run(**options) if call.lengths is None else call.run_as("lengths", **options)
+    return call.run(**options) if call.lengths is None else call.run_as(layout, **options)
 
 
 def packed_lists_over_padded_rows(call: Listed, **options):
@@ -36,8 +42,11 @@ def packed_lists_over_padded_rows(call: Listed, **options):
     return whole.run(whole.packed_lists(), **options)
 
 
-@pytest.mark.parametrize("family", SIZES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+# One family has padded lists of packed queries, the other one pages.
+LEFT_OUT = {("mha2q", "padded lists"), ("mha1q", "pages of 5, packed queries")}
+
+
+@pytest.mark.parametrize("family, layout", sorted({*product(SIZES, LAYOUTS)} - LEFT_OUT))
 def test_the_order_of_work_tiles_changes_no_bit(family, layout):
     lengths = LAYOUTS[layout]
     if layout == "64 x 64":
@@ -85,13 +94,28 @@ def test_work_tiles_are_sorted_where_sms_have_more_than_three_each():
     assert kernels_of(rows(3 * EMULATED_SMS + 2)) == {"longest", True}
 
 
-def test_packed_queries_keep_their_order():
-    """Where their blocks are follows from lengths that only the device knows."""
-    tiles = 4 * EMULATED_SMS
-    call = Listed.draw(
-        (1, tiles * 128, 128), (1, 1), (128, 128), (1.0,), lengths=((tiles * 128, 128),)
+def packed_queries(tiles: int) -> tuple:
+    """q, k, v, the offsets and lists of two sequences, of which the first one has work tiles; without data."""
+    q, k = (
+        torch.empty(*n, 1, 128, dtype=torch.bfloat16, device="meta")
+        for n in ((128 * tiles,), (2, 128))
     )
-    assert kernels_of(call, as_packed) == {False}
+    count = torch.empty(1, 1, tiles, dtype=torch.int32, device="meta")
+    lists = BlockSparseTensors(count, count[..., None], block_size=(128, 128))
+    return (q, k, k), {"cu_seqlens_q": torch.empty(3, dtype=torch.int32, device="meta")}, lists
+
+
+def test_packed_queries_are_sorted_if_a_cta_can_number_their_work_tiles():
+    """They have at most those of their rows, and one more for each sequence. Numbers are those of equal sequences."""
+    call = rows(2)
+
+    def kernels(tiles: int) -> set:
+        return kernels_of(call, lambda call: packed_queries(tiles), max_seqlen_q=128 * tiles)
+
+    assert kernels(3 * EMULATED_SMS - 2) == {False}
+    assert kernels(3 * EMULATED_SMS - 1) == {"longest", True}
+    assert kernels(WINDOW // 2) == {"longest", True}
+    assert kernels(WINDOW // 2 + 1) == {False}
 
 
 @pytest.mark.parametrize("setting", ("auto", "off"))

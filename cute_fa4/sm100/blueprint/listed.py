@@ -48,10 +48,9 @@ def contradictions(problem) -> list[str]:
         why.append(
             "list_offsets=True with packed_lists=False: they are places in packed lists: use packed_lists=True"
         )
-    if problem.longest_first and problem.q_layout == "packed":
+    if problem.cut_lists and problem.q_layout == "packed":
         why.append(
-            "longest_first=True with q_layout='packed': work tiles of packed queries are found by their lengths: use "
-            "longest_first=False"
+            "cut_lists=True with q_layout='packed': parts of lists are of dense queries: use cut_lists=False"
         )
     of_parts = dict(longest_first=problem.longest_first, write_lse=problem.write_lse)
     why += [

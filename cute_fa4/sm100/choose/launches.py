@@ -79,16 +79,17 @@ def may_own_parts(config: FA4Config, in_float32: bool = False) -> bool:
 
 
 def may_sort(config: FA4Config) -> bool:
-    """Whether work tiles may be sorted by the lengths of their lists; those of packed queries are not numbered."""
-    return config.lists_blocks and not config.longest_first and config.q_layout == "dense"
+    """Whether work tiles may be sorted by the lengths of their lists."""
+    return config.lists_blocks and not config.longest_first
 
 
 def may_cut(config: FA4Config) -> bool:
-    """Whether long lists may be cut into parts: where their work tiles may be sorted, and softmax sums P.
+    """Whether long lists may be cut into parts: of dense queries, where softmax sums P.
 
     Parts are merged by the sum of P before it is rounded.
     """
-    return may_sort(config) and getattr(config.schedule, "row_sum", None) != "rounded"
+    sums = getattr(config.schedule, "row_sum", None) != "rounded"
+    return may_sort(config) and config.q_layout == "dense" and sums
 
 
 def own_parts_shapes(config: FA4Config) -> tuple[tuple, tuple]:

@@ -100,6 +100,16 @@ def find_block(
     return tile, of, held
 
 
+def numbered(cfg, order: PackedOrder, longest, number) -> WorkTile:
+    """The work tile with this number among those of sequences that are all as long as the longest one.
+
+    work/lists/longest.py sorts these numbers. A tile may begin after the last row of its sequence.
+    """
+    num_blocks = maximum(blocks(cfg, longest), 1)
+    rest, block = number // num_blocks, number % num_blocks
+    return tile_of_block(cfg, block, rest % order.num_heads, rest // order.num_heads)
+
+
 def block_of(cfg, inside, num_blocks, heads, num_keys):
     """CTA `inside` of a sequence -> (scheduled head, query block).
 

@@ -295,7 +295,10 @@ def find_work(
         number, part = args.splits.block_and_part(number)
     if cutlass.const_expr(cfg.cluster_parts > 1):
         number, rank = number // cfg.cluster_parts, number % cfg.cluster_parts
-    if cutlass.const_expr(cfg.q_layout == "packed"):
+    if cutlass.const_expr(cfg.q_layout == "packed" and cfg.longest_first):
+        tile = packed_order.numbered(cfg, args.order, args.seqlen_q, number)
+        of = find_sequence(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
+    elif cutlass.const_expr(cfg.q_layout == "packed"):
         tile, of, held = packed_order.find_block(
             cfg, args.lengths, args.seqlen_k, args.order, number, held
         )

@@ -8,6 +8,9 @@ the keys of one head, and keys come from memory once for each bin.
     bins                3  17  5  17  3   8
     order               1   3  5   2  0  4
 
+Packed queries: work tiles are numbered as if all sequences were as long as the longest one. Those without rows come
+last, and the order ends before most of them: it has as many entries as the grid has CTAs, enough for all with rows.
+
 A CTA sorts up to WINDOW tiles; a longer launch has several windows, one after another. Each warp has a stretch of its
 window. It counts the tiles of each bin, a sum over bins and warps says where those of a warp begin, and then a ballot
 for each bit of the bin gives every tile its place. No order of warps changes a place.
@@ -89,6 +92,36 @@ class Given:
         return minimum(both, MOST)
 
 
+@dataclass(frozen=True)
+class Queries:
+    """Packed queries: which work tiles have rows.
+
+    offsets  (batch + 1,): where sequences begin; not read without rows
+    rows     of a work tile; 0: queries are dense, and every work tile has some
+    """
+
+    offsets: cute.Tensor
+    rows: Int32
+
+    @cute.jit
+    def load(self, tiles: Tiles, at: Int32, end: Int32) -> cute.Tensor:
+        """As that of Given: rows of a work tile and of the sequence after it."""
+        found = cute.make_rmem_tensor(AHEAD, Int32)
+        for i in cutlass.range_constexpr(AHEAD):
+            if at + i * WARP < end:
+                tile = minimum(at + i * WARP + cute.arch.lane_idx(), end - 1)
+                rest, block = divmod(tile, tiles.blocks)
+                batch, _ = divmod(rest, tiles.heads)
+                rows = Int32(self.offsets[batch + 1]) - Int32(self.offsets[batch])
+                found[i] = rows - block * self.rows
+        return found
+
+    @staticmethod
+    def counted(rows, length):
+        """A length by which tiles without rows come last: an empty list with rows counts as one of one block."""
+        return cutlass.select_(rows > 0, maximum(length, 1), Int32(0))
+
+
 class LongestKernel:
     """Counts of lists -> the order of work tiles."""
 
@@ -100,6 +133,7 @@ class LongestKernel:
         self,
         counts: tuple,
         first_blocks: cute.Tensor,
+        offsets: cute.Tensor,
         flags: tuple,
         sizes: tuple,
         order: cute.Tensor,
@@ -110,24 +144,25 @@ class LongestKernel:
         counts        int32, of partial and of full blocks, (batch or 1, heads or 1, query blocks); packed: (1, heads
                       or 1, query blocks of all sequences). Any numbers: the kernel clips what it reads
         first_blocks  (batch + 1,) int32, where packed lists of a sequence begin; padded: not read
+        offsets       (batch + 1,) int32, of packed queries
         flags         1 or 2 lists of a query block; whether lists are packed
-        sizes         work tiles of a head, heads, work tiles that share a list; windows
-        order         int32, of all work tiles: written
+        sizes         work tiles of a head, heads, work tiles that share a list; windows, all work tiles, and rows of
+                      one (Queries). Of packed queries a window alone
+        order         int32, of all work tiles, or the first ones: written
         """
         divisor = cute.fast_divmod_create_divisor_v2
-        blocks, heads, of_list, windows = sizes
-        tiles = Tiles(
-            Int32(order.shape[0]), windows, divisor(blocks), divisor(heads), divisor(of_list)
-        )
+        blocks, heads, of_list, windows, number, rows = sizes
+        tiles = Tiles(number, windows, divisor(blocks), divisor(heads), divisor(of_list))
         self.kernel.set_name_prefix(
             f"cute_fa4_{self.cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
-        self.kernel(Given(counts, first_blocks, *flags), tiles, order).launch(
+        given = Given(counts, first_blocks, *flags)
+        self.kernel(given, Queries(offsets, rows), tiles, order).launch(
             grid=[windows, 1, 1], block=[SORTING, 1, 1], smem=SORTING_BYTES, stream=stream
         )
 
     @cute.kernel
-    def kernel(self, given: Given, tiles: Tiles, order: cute.Tensor):
+    def kernel(self, given: Given, queries: Queries, tiles: Tiles, order: cute.Tensor):
         # The attention kernel may set up; it waits for the end of this grid before it reads memory.
         cute.arch.griddepcontrol_launch_dependents()
         window, _, _ = cute.arch.block_idx()
@@ -148,7 +183,11 @@ class LongestKernel:
         of_warp = (number + (SORTING - 1)) // SORTING * WARP
         begin = thread // WARP * of_warp
         end = minimum(begin + of_warp, number)
-        self.count(given, tiles, (first, begin, end), places, bins)
+        stretch = first, begin, end
+        if queries.rows != 0:
+            self.count((given, queries), tiles, stretch, places, bins)
+        else:
+            self.count((given, None), tiles, stretch, places, bins)
         cute.arch.barrier()
         self.add_up(places, sums)
         cute.arch.barrier()
@@ -156,18 +195,26 @@ class LongestKernel:
 
     @cute.jit
     def count(
-        self, given: Given, tiles: Tiles, stretch: tuple, places: cute.Tensor, bins: cute.Tensor
+        self, of_call: tuple, tiles: Tiles, stretch: tuple, places: cute.Tensor, bins: cute.Tensor
     ):
-        """Bins of a warp's stretch, and how many tiles of it each has. The longest lists have the first bin."""
-        first, begin, end = stretch
+        """Bins of a warp's stretch, and how many tiles of it each has. The longest lists have the first bin.
+
+        of_call: Given, and Queries or None
+        """
+        (given, queries), (first, begin, end) = of_call, stretch
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP, thread % WARP
         for at in cutlass.range(begin, end, WARP * AHEAD, unroll=1):
             found = given.load(tiles, first + at, first + end)
+            if cutlass.const_expr(queries is not None):
+                rows = queries.load(tiles, first + at, first + end)
             for i in cutlass.range_constexpr(AHEAD):
                 tile = at + i * WARP + lane
                 if tile < end:
-                    of_tile = (BINS - 1) - bin_of_length(given.length(found, i))
+                    length = given.length(found, i)
+                    if cutlass.const_expr(queries is not None):
+                        length = queries.counted(rows[i], length)
+                    of_tile = (BINS - 1) - bin_of_length(length)
                     bins[tile] = Uint8(of_tile)
                     cute.arch.red(
                         places.iterator + (of_tile * WARPS + warp), Int32(1),
@@ -211,7 +258,8 @@ class LongestKernel:
             if tile < end:
                 slot = of_tile * WARPS + warp
                 to = places[slot] + Int32(cute.arch.popc(alike & cute.arch.lanemask_lt()))
-                order[first + to] = first + tile
+                if first + to < Int32(order.shape[0]):
+                    order[first + to] = first + tile
             cute.arch.sync_warp()
             if tile < end:
                 if (alike & cute.arch.lanemask_lt()) == 0:

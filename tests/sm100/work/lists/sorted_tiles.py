@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -25,22 +26,28 @@ class Launch:
 
     sizes          work tiles of a head, heads, sequences, work tiles that share a list
     first_blocks   where the packed lists of a sequence begin; None: they are padded
+    offsets        of packed queries, whose work tiles have `rows`; the order has `entries`
     """
 
     counts: tuple[torch.Tensor, ...]
     sizes: tuple[int, int, int, int]
     first_blocks: list[int] | None = None
+    offsets: list[int] | None = None
+    rows: int = 0
+    entries: int = 0
 
     def order(self) -> list[int]:
         """The result of the kernel."""
         blocks, heads, batch, of_list = self.sizes
-        order = torch.full((blocks * heads * batch,), -1, dtype=torch.int32)
+        tiles = blocks * heads * batch
+        order = torch.full((self.entries or tiles,), -1, dtype=torch.int32)
         function = function_for(BlockListsConfig("longest"), target_of(order.device))
         first = self.counts[0][0, 0] if self.first_blocks is None else numbers(self.first_blocks)
         flags = len(self.counts), int(self.first_blocks is not None)
         counts = self.counts if len(self.counts) == 2 else self.counts * 2
-        windows = windows_of(len(order))
-        function(counts, first, flags, (blocks, heads, of_list, windows), order)
+        offsets = first if self.offsets is None else numbers(self.offsets)
+        sizes = blocks, heads, of_list, windows_of(tiles), tiles, self.rows
+        function(counts, first, offsets, flags, sizes, order)
         return order.tolist()
 
     def lengths(self) -> list[int]:
@@ -60,7 +67,13 @@ class Launch:
         return found
 
     def is_right(self) -> bool:
-        return self.order() == in_order(self.lengths())
+        lengths, (blocks, heads, _, _) = self.lengths(), self.sizes
+        if self.offsets is not None:  # tiles without rows come last, after empty lists
+            of = [b - a for a, b in pairwise(self.offsets)]
+            for tile, length in enumerate(lengths):
+                has_rows = tile % blocks * self.rows < of[tile // blocks // heads]
+                lengths[tile] = max(length, 1) if has_rows else 0
+        return self.order() == in_order(lengths)[: self.entries or None]
 
 
 def cut(launch: Launch, shares: int, least: int) -> tuple[list, list]:
@@ -107,6 +120,14 @@ LARGEST, SMALLEST = 2**31 - 1, -(2**31)
 PADDED = Launch((drawn(2, 3, 120), drawn(2, 3, 120, seed=1)), (240, 3, 2, 2))
 SHARED = Launch((drawn(1, 1, 333),), (333, 4, 2, 1))
 PACKED = Launch((drawn(1, 2, 100), drawn(1, 2, 100, seed=1)), (60, 2, 3, 1), [0, 50, 60, 100])
+# Sequences of 700, 0 and 90 queries, 64 of a work tile: of 66 work tiles 26 have rows, of which some lists are empty.
+QUERIES = Launch(
+    (drawn(3, 2, 11, most=9),),
+    (11, 2, 3, 1),
+    offsets=[0, 700, 700, 790],
+    rows=64,
+    entries=2 * (790 // 64 + 3),
+)
 # Counts and places that are wrong: none leads outside a tensor, and the order still has every work tile.
 WRONG = Launch(
     (numbers([[[LARGEST, 3, SMALLEST, 70000, 0, 200000]]]), numbers([[[LARGEST, SMALLEST, 2, 1, 5, 9]]])),

@@ -97,6 +97,7 @@ SUBJECTS = {
     "padded": sorted_tiles.PADDED.is_right,
     "sequences of packed lists": sorted_tiles.PACKED.is_right,
     "wrong counts": sorted_tiles.WRONG.is_right,
+    "packed queries": sorted_tiles.QUERIES.is_right,
 }
 
 
@@ -205,6 +206,20 @@ DEFECTS = {
     ),
     "counts are added before they are clipped": Defect(
         "maximum(minimum(found[i, k], MOST), 0)", "maximum(found[i, k], 0)", "wrong counts", "longest"
+    ),
+    "tiles without rows are like others": Defect(
+        "cutlass.select_(rows > 0, maximum(length, 1), Int32(0))", "length", "packed queries", "longest"
+    ),
+    "empty lists are like tiles without rows": Defect(
+        "cutlass.select_(rows > 0, maximum(length, 1), Int32(0))", "cutlass.select_(rows > 0, length, Int32(0))",
+        "packed queries", "longest",
+    ),
+    "all sequences are as long as the first one": Defect(
+        "Int32(self.offsets[batch + 1]) - Int32(self.offsets[batch])",
+        "Int32(self.offsets[1]) - Int32(self.offsets[0])", "packed queries", "longest",
+    ),
+    "numbers are written beyond the order": Defect(
+        "if first + to < Int32(order.shape[0]):", "if first + to >= 0:", "packed queries", "longest"
     ),
     "a work tile has a list of its own": Defect("divmod(block, tiles.of_list)", "(block, 0)", "padded", "longest"),
     "packed lists are those of the first sequence": Defect(

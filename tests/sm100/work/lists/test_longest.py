@@ -8,7 +8,7 @@ from tests.sm100.work.lists import sorted_tiles
 from tests.sm100.work.lists.sorted_tiles import Launch, drawn
 
 LAUNCHES = {
-    name: getattr(sorted_tiles, name) for name in ("PADDED", "SHARED", "PACKED", "WRONG")
+    name: getattr(sorted_tiles, name) for name in ("PADDED", "SHARED", "PACKED", "WRONG", "QUERIES")
 } | {
     "one work tile": Launch((drawn(1, 1, 1),), (1, 1, 1, 1)),
     "equal lists": Launch((drawn(1, 1, 1),), (100, 13, 1, 1)),

@@ -23,11 +23,8 @@ UNUSED = 0x55  # of numbers of every format, and a number as a scale
 
 
 def write_mx(x, values, scales, slots, factor, kv_layout="NHD", *_) -> None:
-    """nvfp4.write for an MXFP8 cache, by assignment."""
-    for into, new in zip((values, scales), mxfp8.quantise(x.float() / factor), strict=True):
-        pages = into.view(torch.uint8)
-        pages = pages.transpose(1, 2) if kv_layout == "HND" else pages
-        pages[slots // pages.shape[1], slots % pages.shape[1]] = new.view(torch.uint8)
+    """mxfp8.write with the arguments of nvfp4.write: scales of MXFP8 have one layout."""
+    mxfp8.write(x, values, scales, slots, factor, kv_layout)
 
 
 WRITE = {"e2m1": nvfp4.write, "mxe4m3": write_mx}

@@ -93,6 +93,28 @@ def test_bytes_are_those_of_quantize_and_nothing_else_is_written(
 
 
 @of_formats
+@pytest.mark.parametrize("factor", [0.3, 7.0])
+def test_every_magnitude_of_bf16_is_divided_as_by_a_division(name, factor, monkeypatch):
+    """All 32,640 finite ones in order, in 170 rows of 192 numbers; V in another order, with signs.
+
+    Quotients come of an inverse and remainders where sizes allow; blocks of the largest and smallest are divided.
+    """
+    number, depth = 170, 64
+    monkeypatch.setattr("tests.serving.block_appends.CAPACITY", 176)
+    monkeypatch.setattr("tests.serving.block_appends.BEFORE", [3])
+    magnitudes = torch.arange(number * HEADS * depth, dtype=torch.int16).view(torch.bfloat16)
+    mixed_up = torch.randperm(len(magnitudes), generator=torch.Generator().manual_seed(1))
+    signs = torch.where(mixed_up % 3 == 0, -1.0, 1.0).bfloat16()
+    new = [[x.view(number, HEADS, depth)] for x in (magnitudes, magnitudes[mixed_up] * signs)]
+    cache, wanted = (Cache(name, (16, "NHD"), 1, (depth, depth)) for _ in range(2))
+    numbers = torch.full((2, 1, HEADS), factor)
+    wanted.write(new, numbers)
+    appended(cache, new, False, dict(zip(("k_descale", "v_descale"), numbers, strict=True)))
+    for got, want in zip(cache.bytes(), wanted.bytes(), strict=True):
+        assert torch.equal(got, want)
+
+
+@of_formats
 def test_picked_sequences_and_rows_that_fit_nowhere(name, monkeypatch):
     """As on a GPU, whose lengths the host cannot see: a sequence that does not exist, rows beyond the cache."""
     monkeypatch.setattr(

@@ -99,10 +99,15 @@ class AppendConfig:
         whole = row_of(self.dtype).block if self.of_blocks else 1
         return max(elements_in(self.dtype, VECTOR_BYTES), whole)
 
+    def pieces_of(self, tensor: str) -> int:
+        """Pieces of a row of "k" or "v"."""
+        return (self.depth_v if tensor == "v" else self.depth) // self.elements
+
     @property
     def pieces(self) -> int:
-        """What threads write of a new row: pieces of K, then those of V."""
-        return (self.depth + self.depth_v) // self.elements
+        """Threads of a new row: of the pieces of K, then those of V; with scales of blocks one for both."""
+        of_k, of_v = map(self.pieces_of, "kv")
+        return max(of_k, of_v) if self.of_blocks else of_k + of_v
 
     @property
     def name(self) -> str:

@@ -17,7 +17,8 @@ largest number of the dtype (NaN stays NaN). A thread then loads 32 bytes for th
 Alternatively every new row and head gets its own scale: largest |x| over the largest number of the dtype, or 1 for a
 row of zeros. Each thread of the row computes the scale from the whole row, and the first thread writes it.
 
-For a cache with block scales a thread loads 64 bytes, 32 numbers, and writes the scales of their blocks, too:
+For a cache with block scales a thread loads 64 bytes of K and as many of V, 32 numbers each, before it knows their
+place in the cache. It divides them by one inverse (quotients.py), and writes the scales of their blocks, too:
 
     NVFP4   two blocks: 16 bytes of codes, and the e4m3 scale of each: largest |x| / 6 / scale of the sequence and head,
             with four_over_six the better of / 6 and / 4. cute_fa4.nvfp4.quantize defines all of it, bit by bit
@@ -35,17 +36,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ...dtypes import DTYPES, E2M1, E4M3
+from ...dtypes import DTYPES
 from ...layouts import cache_scales
-from ...layouts.block_scales import NOT_A_NUMBER, ONE
+from ...layouts.scalars import minimum
 from ...scales import HEAD, ROW
-from ..instructions import rounding
-from ..steps import pieces, row_math
+from ..steps import row_math
+from .blocks import quantise_blocks, quantise_mx_block, store_words
 from .config import THREADS, VECTOR_BYTES, AppendConfig
 
 LEAST = 2.0**-126
-F32_MANTISSA_BITS = 23
-FOUR = 4.0  # what the largest of a block becomes at the other scale of four_over_six
 
 
 @cute.jit
@@ -80,131 +79,21 @@ def quantise_piece(
     scale: Float32,
 ):
     """Piece number `piece` of a row, divided by the scale and rounded to eight bits."""
-    values = [x / scale for x in numbers_of_piece(source, elements, piece)]
+    values = [x / scale for x in numbers_of(loaded(source, elements, piece), elements)]
     store_words(target, piece, row_math.pack(values, dtype))
 
 
-@cute.jit
-def quantise_mx_block(
-    row: cutlass.Constexpr,
-    source: cute.Tensor,
-    target: cute.Tensor,
-    scales: cute.Tensor,
-    place: tuple,
-    piece: Int32,
-    factor: Float32,
-):
-    """Piece number `piece` of a row, divided by the factor: a block as numbers of 8 bits, and its scale, a byte.
-
-    row: of the cache's dtype; place: of the byte in `scales`; factor: the scale of the sequence and head
-    """
-    numbers = [x / factor for x in numbers_of_piece(source, row.block, piece)]
-    largest = largest_of(numbers)
-    # The exponent of the largest in float32 has the bias of e8m0, and subnormal numbers have the least, 0.
-    exponent = largest.bitcast(Int32) >> F32_MANTISSA_BITS
-    least = exponent < row.largest_log2
-    code = cutlass.select_(least, Int32(0), exponent - row.largest_log2)
-    code = cutlass.select_(largest == 0.0, Int32(ONE), code)
-    inverse = Int32((2 * ONE - code) << F32_MANTISSA_BITS).bitcast(Float32)  # 2^(127 - code)
-    is_finite = largest < Float32.inf
-    inverse = cutlass.select_(is_finite, inverse, Float32(1.0))
-    store_words(target, piece, row_math.pack([x * inverse for x in numbers], row.element))
-    scales[place] = cutlass.Uint8(cutlass.select_(is_finite, code, Int32(NOT_A_NUMBER)))
-
-
-@cute.jit
-def quantise_blocks(
-    cfg: cutlass.Constexpr,
-    source: cute.Tensor,
-    target: cute.Tensor,
-    scales: cute.Tensor,
-    places: tuple,
-    piece: Int32,
-    factor: Float32,
-):
-    """Piece number `piece` of a row: two blocks as codes of four bits, and their scales, bytes.
-
-    places: of the two bytes in `scales`; factor: the scale of the sequence and head
-    """
-    numbers = list(numbers_of_piece(source, cfg.elements, piece))
-    blocks = [numbers[i : i + E2M1.block] for i in range(0, cfg.elements, E2M1.block)]
-    largest = (E2M1.largest, FOUR if cfg.four_over_six else E2M1.largest)
-    every = [scale_of_block(x, factor, code) for code in largest for x in blocks]
-    word = row_math.pack(every, E4M3.name)[0]
-    at_six, at_four = (pieces.numbers_of([x]) for x in pieces.as_fp16([word], E4M3.name))
-    words = []
-    for i, block in enumerate(blocks):
-        codes, byte = codes_of_block(block, at_six[i] * factor), word >> 8 * i
-        if cutlass.const_expr(cfg.four_over_six):
-            others = codes_of_block(block, at_four[i] * factor)
-            error = squared_error(block, codes, at_six[i], factor)
-            better = squared_error(block, others, at_four[i], factor) < error
-            codes = [cutlass.select_(better, b, a) for a, b in zip(codes, others, strict=True)]
-            byte = cutlass.select_(better, word >> 8 * (i + len(blocks)), byte)
-        words += codes
-        scales[places[i]] = cutlass.Uint8(byte & 0xFF)
-    store_words(target, piece, words)
-
-
-def numbers_of_piece(source, elements: int, piece) -> Iterator:
-    """Piece number `piece` of a row of 16 bits, in float32."""
+def loaded(source, elements: int, piece):
+    """Piece number `piece` of a row of 16 bits, in registers."""
     held = cute.make_rmem_tensor(elements, source.element_type)
     at = (source.iterator + piece * elements).align(VECTOR_BYTES)
     cute.autovec_copy(cute.make_tensor(at, cute.make_layout(elements)), held)
+    return held
+
+
+def numbers_of(held, elements: int) -> Iterator:
+    """The numbers of a piece in float32. held: of `loaded`."""
     return (held[i].to(Float32) for i in range(elements))
-
-
-def store_words(target, piece, words: list):
-    """Store a piece of a row, words of numbers of 8 or 4 bits."""
-    held = cute.make_rmem_tensor(len(words), Int32)
-    for i, word in enumerate(words):
-        held[i] = word
-    place = cute.recast_ptr(
-        (target.iterator + piece * (4 * len(words))).align(VECTOR_BYTES), dtype=Int32
-    )
-    cute.autovec_copy(held, cute.make_tensor(place, cute.make_layout(len(words))))
-
-
-def largest_of(numbers: list):
-    """The largest magnitude; NaN if there is one."""
-    largest = Float32(0.0)
-    for x in numbers:
-        largest = cute.arch.fmax(largest, cute.arch.fmax(x, -x, nan=True), nan=True)
-    return largest
-
-
-def scale_of_block(numbers: list, factor, largest_code: float):
-    """The scale of a block before it is rounded to e4m3, which saturates; NaN where a number is infinite or NaN.
-
-    largest_code: what the largest magnitude becomes
-    """
-    largest = largest_of(numbers)
-    scale = largest / largest_code / factor
-    return cutlass.select_(largest < Float32.inf, scale, Float32(float("nan")))
-
-
-def codes_of_block(numbers: list, unit) -> list:
-    """Words of the codes of a block in units of its scales; 0 where the unit is 0 or NaN."""
-    values = [cutlass.select_(unit > 0.0, x / unit, Float32(0.0)) for x in numbers]
-    return row_math.pack(values, E2M1.name)
-
-
-def squared_error(numbers: list, codes: list, rounded, factor):
-    """The squared error of a block, in the order that cute_fa4.nvfp4 states. rounded: its scale as e4m3.
-
-    Nothing is fused: a product that is rounded with a sum has other bits.
-    """
-    squares = []
-    for x, code in zip(numbers, pieces.numbers_of(pieces.as_fp16(codes, E2M1.name)), strict=True):
-        value = rounding.product(code * rounded, factor)
-        difference = rounding.difference(value, x)
-        squares.append(rounding.product(difference, difference))
-    while len(squares) > 1:
-        half = len(squares) // 2
-        squares = [
-            rounding.total(a, b) for a, b in zip(squares[:half], squares[half:], strict=True)
-        ]
-    return squares[0]
 
 
 @cute.jit
@@ -329,6 +218,12 @@ class AppendKernel:
                 place, last = row - offsets[b], offsets[b + 1]
             else:
                 b, place = row // new_k.shape[1], row % new_k.shape[1]
+            new = (row, head, None)
+            if cutlass.const_expr(not cfg.packed):
+                new = (b, place, head, None)
+            of_blocks = ()
+            if cutlass.const_expr(cfg.of_blocks):
+                of_blocks = self.load_blocks(descales, new_k[new], new_v[new], (b, head), piece)
             held = args.cache_seqlens[b]
             position = held + place
             page_rows, blocks = Int32(k_cache.shape[1]), Int32(k_cache.shape[0])
@@ -350,18 +245,31 @@ class AppendKernel:
                     inside = position % page_rows
                 if (cache_block >= 0) & (cache_block < blocks):
                     at = (cache_block, inside, head, None)
-                    new = (row, head, None)
-                    if cutlass.const_expr(not cfg.packed):
-                        new = (b, place, head, None)
-                    pieces_of_k = cfg.depth // cfg.elements
-                    of_k, of_v = self.scales(descales, b, head)
-                    if piece < pieces_of_k:
-                        of_k = self.own_scale("k", descales, new_k[new], at, piece, of_k)
-                        self.store_piece("k", descales, new_k[new], k_cache, at, piece, of_k)
+                    if cutlass.const_expr(cfg.of_blocks):
+                        of_k, of_v = of_blocks
+                        self.store_blocks("k", descales, of_k, k_cache, at, piece)
+                        self.store_blocks("v", descales, of_v, v_cache, at, piece)
                     else:
-                        piece = piece - pieces_of_k
-                        of_v = self.own_scale("v", descales, new_v[new], at, piece, of_v)
-                        self.store_piece("v", descales, new_v[new], v_cache, at, piece, of_v)
+                        pieces_of_k = cfg.pieces_of("k")
+                        of_k, of_v = self.scales(descales, b, head)
+                        if piece < pieces_of_k:
+                            of_k = self.own_scale("k", descales, new_k[new], at, piece, of_k)
+                            self.store_piece(new_k[new], k_cache[at], piece, of_k)
+                        else:
+                            piece = piece - pieces_of_k
+                            of_v = self.own_scale("v", descales, new_v[new], at, piece, of_v)
+                            self.store_piece(new_v[new], v_cache[at], piece, of_v)
+
+    def load_blocks(self, descales: tuple, new_k, new_v, of: tuple, piece) -> tuple:
+        """-> for K and V a piece of the row in registers, and the scale: nothing of it depends on the cache.
+
+        A piece beyond the row is the row's last one, and is not stored.
+        """
+        found = []
+        for name, new, scale in zip("kv", (new_k, new_v), self.scales(descales, *of), strict=True):
+            last = self.cfg.pieces_of(name) - 1
+            found.append((loaded(new, self.cfg.elements, minimum(piece, last)), scale))
+        return tuple(found)
 
     def scales(self, descales: tuple, sequence, head) -> tuple:
         """-> (of K, of V), 1 where the caller has none."""
@@ -381,20 +289,28 @@ class AppendKernel:
         write_first(descales[cfg.descales.place(name)], at[:-1], piece, scale)
         return scale
 
-    def store_piece(self, name: str, descales: tuple, source, cache, at: tuple, piece, scale):
-        cfg, target = self.cfg, cache[at]
-        if cfg.of_blocks:
-            scales = descales[len(cfg.descales.given) + "kv".index(name)]
-            places = self.places_of_scales(name, at, piece)
-            row = DTYPES[cfg.dtype]
-            if row.in_byte > 1:
-                quantise_blocks(cfg, source, target, scales, places, piece, scale)
-            else:
-                quantise_mx_block(row, source, target, scales, places[0], piece, scale)
-        elif cfg.quantises:
+    def store_piece(self, source, target, piece, scale):
+        cfg = self.cfg
+        if cfg.quantises:
             quantise_piece(source, target, cfg.dtype, cfg.elements, piece, scale)
         else:
             copy_piece(source, target, cfg.elements, piece)
+
+    @cute.jit
+    def store_blocks(
+        self, name: cutlass.Constexpr, descales: tuple, of: tuple, cache, at: tuple, piece: Int32
+    ):
+        """The blocks of a piece and their scales. of: from load_blocks."""
+        cfg = self.cfg
+        if piece < cfg.pieces_of(name):
+            (held, scale), row = of, DTYPES[cfg.dtype]
+            numbers = tuple(numbers_of(held, cfg.elements))
+            scales = descales[len(cfg.descales.given) + "kv".index(name)]
+            places = self.places_of_scales(name, at, piece)
+            if cutlass.const_expr(row.in_byte > 1):
+                quantise_blocks(cfg, numbers, cache[at], scales, places, piece, scale)
+            else:
+                quantise_mx_block(row, numbers, cache[at], scales, places[0], piece, scale)
 
     def places_of_scales(self, name: str, at: tuple, piece) -> tuple:
         """Where the scales of the blocks of a piece are, in the scales of the cache. at: of the row in the cache."""

@@ -57,6 +57,7 @@ TOTAL = lines("kernel", r"add\.rn\.f32 (\S+), (\S+), (\S+);")
 LAST_LOAD = lines("kernel", r"ld\.global\.v4\.b32\s+(\{.*\}), \[(%rd\d+)\+48\];")
 LEAST_POWER = lines("kernel", r"max\.s32\s+(\S+), (\S+), 8;")
 EXPONENT = lines("kernel", r"add\.s32\s+(\S+), (\S+), -8;")
+CORRECTION = lines("kernel", r"fma\.rn\.f32x2\s+(\S+), (\S+), (\S+), (\S+);")
 IS_ZEROS = lines("kernel", r"setp\.eq\.f32\s+(\S+), (\S+), 0f00000000;")
 INVERSE = lines("kernel", r"sub\.s32\s+(\S+), 2130706432, (\S+);")
 SECOND_HALF = lines("kernel", r"st\.global\.v4\.b32\s+\[(\S+)\+16\], (\{.*\});")
@@ -66,12 +67,21 @@ def of_mx() -> list:
     found = []
     for of, pick in (("K", lambda place: place.first), ("V", lambda place: place.last)):
         for what, edit in (
-            ("a negative number is not the largest", replace(pick(SIZE), r"mov.b32 \1, \2;")),
-            ("the largest of a block is not NaN", replace(pick(LARGER), r"max.f32 \1, \2, \3;")),
+            (
+                "a negative number is not the largest",
+                replace(SIZE.after(pick(DIVISION)).first, r"mov.b32 \1, \2;"),
+            ),
+            (
+                "the largest of a block is not NaN",
+                replace(LARGER.after(pick(DIVISION)).first, r"max.f32 \1, \2, \3;"),
+            ),
             ("a number is not divided", replace(pick(DIVISION), r"mov.b32 \1, \2;")),
             ("the least power is not kept", replace(pick(LEAST_POWER), r"mov.b32 \1, \2;")),
             ("a power is twice as large", replace(pick(EXPONENT), r"add.s32 \1, \2, -7;")),
-            ("zeros have the least power", replace(pick(IS_ZEROS), r"setp.eq.u32 \1, 0, 1;")),
+            (
+                "zeros have the least power",
+                replace(IS_ZEROS.after(pick(LEAST_POWER)).first, r"setp.eq.u32 \1, 0, 1;"),
+            ),
             ("numbers are multiplied by the power", replace(pick(INVERSE), r"mov.b32 \1, \2;")),
             ("infinity is a number", replace(pick(IS_FINITE), r"setp.eq.u32 \1, 0, 0;")),
             ("16 numbers are stored upon others", replace(pick(SECOND_HALF), r"st.global.v4.b32 [\1], \2;")),
@@ -79,6 +89,9 @@ def of_mx() -> list:
             ("the last eight are those before", replace(pick(LAST_LOAD), r"ld.global.v4.b32 \1, [\2+32];")),
         ):  # fmt: skip
             found.append(Mutant(f"{what}, {of}, MXFP8", MX, edit, (WRONG_NUMBERS,)))
+    # Earlier ones do not show: the last correction mends them.
+    remainder = replace(CORRECTION.last, r"mov.b64 \1, \2;")
+    found.append(Mutant("two quotients are remainders, V, MXFP8", MX, remainder, (WRONG_NUMBERS,)))
     return found
 
 

@@ -1,5 +1,7 @@
 """The loops of the backward pass in the cycle model: cute_fa4's two or three kernels, and flash-attn-4's.
 
+    python -m benchmarks.cycle_model.backward            # prints whole causal calls; some minutes
+
 Cycles of an SM for a tile of 128 x 128 scores in the steady state, without a mask. A CTA of ours has 128 queries or 128
 keys, and passes the tiles of the other side. A pair of CTAs of theirs has 256 keys, and passes the queries.
 
@@ -9,6 +11,7 @@ reductions. The tables of the forward pass were fitted without the latter.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from functools import cache, partial
 
@@ -18,6 +21,7 @@ from benchmarks.cycle_model import profiled
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 from benchmarks.cycle_model.modelled import made_by, marked
 from benchmarks.cycle_model.profiled import Cost, Launch
+from cute_fa4 import masks
 from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
 from cute_fa4.emulator.model.report import Profiles, profiling
@@ -28,6 +32,7 @@ TURNS = 4, 8  # of the loop; what the second adds is the steady state
 DEPTHS = (64, 64), (128, 128), (192, 128), (256, 256)  # of q and k, of v
 OF_THEIRS = (64, 64), (128, 128)
 CLOCK_GHZ, SMS = 1.85, 148
+CALLS = (8192, 64), (16384, 16)  # queries, heads of all sequences
 
 
 def constants() -> dict[str, Constant]:
@@ -44,11 +49,14 @@ def zeros(rows: int, keys: int, depths: tuple[int, int], **options) -> list[torc
 
 
 @cache  # a run has all kernels of the call
-def run_ours(rows: int, keys: int, depths: tuple[int, int]) -> Profiles:
+def run_ours(
+    rows: int, keys: int, depths: tuple[int, int], mask: masks.BoundMask | None = None, cta: int = 0
+) -> Profiles:
+    """cta: the recorded one of each kernel."""
     q, k, v, out, dout = zeros(rows, keys, depths)
-    with profiling(constants=constants()) as found:
+    with profiling(cta, constants()) as found:
         of = Attended(q, k, v, out, torch.zeros(1, 1, rows))
-        gradients(of, dout, None, Scores(depths[0] ** -0.5))
+        gradients(of, dout, None, Scores(depths[0] ** -0.5, mask or masks.full()))
     return found
 
 
@@ -105,6 +113,46 @@ def cycles_of(few: float, many: float) -> float:
     return (many - few) / (TURNS[1] - TURNS[0])
 
 
+def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float]]:
+    """(cycles of a tile, cycles besides) of a CTA of each kernel; one tile of it is cut. Long CTAs come first."""
+    most = TURNS[-1]
+    few, many = (
+        {
+            x.kernel: x.cycles
+            for x in run_ours(*[ROWS * most] * 2, depths, masks.causal(), cta).kernels
+        }
+        for cta in (most - TURNS[0], 0)
+    )
+    tile = {x: (many[x] - few[x]) / (most - TURNS[0]) for x in many if "_deltas_" not in x}
+    return [(cycles, many[x] - most * cycles) for x, cycles in tile.items()]
+
+
+def causal_microseconds(ctas: list[tuple[float, float]], seqlen: int, heads: int, depth_v: int):
+    """A call without groups: the kernels one after another, each with its longest CTAs first, after the deltas."""
+    found = constants()
+    read = seqlen * heads * 2 * depth_v * torch.bfloat16.itemsize
+    out = found["launch_us"].value + read / found["hbm_tbs"].value * 1e-6
+    for cycles, besides in ctas:
+        ends = [0.0] * SMS
+        for tiles in range(seqlen // ROWS, 0, -1):
+            for _ in range(heads):
+                heapq.heapreplace(ends, ends[0] + tiles * cycles + besides)
+        out += max(ends) / CLOCK_GHZ * 1e-3
+    return out
+
+
+def causal_calls() -> str:
+    lines = []
+    for depths in DEPTHS:
+        ctas = causal_ctas(depths)
+        for seqlen, heads in CALLS:
+            tiles = (seqlen / ROWS) ** 2 / 2 * heads
+            us = causal_microseconds(ctas, seqlen, heads, depths[1])
+            speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
+            lines.append(f"{depths}, {seqlen} x {heads} heads: {us:.0f} us, {speed:.0f} TFLOPS")
+    return "\n".join(lines)
+
+
 def teraflops(cycles: float, depths: tuple[int, int]) -> float:
     """The speed of all SMs, with the five products that define the gradients.
 
@@ -133,3 +181,7 @@ def table(cost: Cost = profiled.recorded) -> str:
         lines.append("| " + " | ".join([*cells, busy, said]) + " |")
     found = [each for both in used.values() for each in both]
     return "\n".join([*lines, "", made_by(found)])
+
+
+if __name__ == "__main__":
+    print(causal_calls())

@@ -18,7 +18,7 @@ import torch
 from cute_fa4.calls.backward import Attended, Launch, Scores, config_of
 from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.memory import with_plain_strides
-from cute_fa4.sm100.backward.config import ROWS
+from cute_fa4.sm100.backward.owner import ROWS
 from cute_fa4.sm100.traced import on_tensors
 from cute_fa4.sm100.traced.shared import DISTANCES, SCORES, arguments_of
 from cute_fa4.sm100.traced.shared import ROWS as OF_ROWS

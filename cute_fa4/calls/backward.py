@@ -29,7 +29,8 @@ from cute_fa4.dtypes import UNQUANTIZED, names_of
 from cute_fa4.layouts.scalars import maximum
 from cute_fa4.masks import BoundMask, full
 from cute_fa4.operands import BLOCKS, LENGTHS_OF_SEQUENCES, NAMES
-from cute_fa4.sm100.backward.config import ROWS, STATS, BackwardConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.backward.owner import ROWS, STATS
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 

@@ -17,7 +17,7 @@ from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.blocks import PLACES, Blocks, of_operator
 from cute_fa4.calls.split_keys.split import num_sms
 from cute_fa4.operands import BLOCKS, NAMES
-from cute_fa4.sm100.backward.config import ROWS
+from cute_fa4.sm100.backward.owner import ROWS
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.listed import TILE_BITS, TURN_BITS
 from cute_fa4.sm100.work.lists.config import (

@@ -12,7 +12,8 @@ import torch
 from cute_fa4.compiler.compiler import compile_function
 from cute_fa4.score_mods import alibi_slope
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.backward.config import ROWS, BackwardConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.backward.owner import ROWS
 from cute_fa4.sm100.blueprint.score_mods import packaged_call
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig

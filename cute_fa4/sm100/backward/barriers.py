@@ -6,13 +6,17 @@
     other_full     a tile of the ring has arrived; where keys are owned, the first brings L and delta of its queries
     other_empty    the products that read the tile have completed, and with them what reads dS
     s_ready        S is in tensor memory
-    s_read         S has been read, and where keys are owned P is written over it
+    s_read         S has been read; where dV is alone, p_ready says so
+    p_ready        P is written, for dV
     dp_ready       dP is in tensor memory
-    ds_ready       dP has been read, and dS is written
+    dp_read        dP has been read; where dS is written over it, ds_ready says so
+    ds_ready       dS is written
     done           the sums are complete
 
-Roles: compute, warps 0 to 7 (two warpgroups with half of the columns each); mma, warp 8; load, warp 9.
+Roles: compute, warpgroups with an equal part of the columns each (Warps); mma and load, a warp each.
 """
+
+from dataclasses import dataclass
 
 from ..blueprint.barriers import (
     CTA,
@@ -24,40 +28,72 @@ from ..blueprint.barriers import (
 )
 from ..blueprint.chip import WARP_SIZE
 
-COMPUTE, MMA, LOAD = range(8), 8, 9
-COMPUTE_THREADS = WARP_SIZE * len(COMPUTE)
-THREADS = WARP_SIZE * (LOAD + 1)
+WARPGROUP = 4  # warps: 128 rows
 PAIR = "pair"  # the tiles of an owner
 MOVED = "moved"  # own tiles that move to tensor memory
 RING = "ring"  # the slots of tile 0, then those of tile 1
 S = "s"  # the places of S
 
 
-def table(stores_p: bool, own: int, slots: int, places: int, moves: tuple) -> BarrierTable:
+@dataclass(frozen=True)
+class Warps:
+    """The warps of a kernel with so many warpgroups of compute warps."""
+
+    groups: int
+
+    @property
+    def compute(self) -> range:
+        return range(WARPGROUP * self.groups)
+
+    @property
+    def mma(self) -> int:
+        return self.compute.stop
+
+    @property
+    def load(self) -> int:
+        return self.mma + 1
+
+    @property
+    def compute_threads(self) -> int:
+        return WARP_SIZE * len(self.compute)
+
+    @property
+    def threads(self) -> int:
+        return WARP_SIZE * (self.load + 1)
+
+
+def table(
+    warps: Warps, stores_p: bool, own: int, slots: int, places: int, moves: tuple
+) -> BarrierTable:
     """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; places: of S.
 
-    moves: how many own tiles move to tensor memory, and whether dS has columns of its own
+    moves: how many own tiles move to tensor memory, and which of P and dS has columns of its own
     """
     load, mma, compute = (
         announced_bytes("load"),
         commit_by("mma"),
-        Arrivals("compute", COMPUTE_THREADS),
+        Arrivals("compute", warps.compute_threads),
     )
     once = "once"
-    read = "P is written over S" if stores_p else "S has been read"
     own_moved = "an own tile is in its columns"
     moved = Barrier("own_moved", MOVED, (compute,), "mma, load", own_moved, once)
-    own_moves, ds_apart = moves
+    own_moves, apart = moves
+    has_dp = own == 2
+    s_read = Barrier("s_read", CTA, (compute,), "mma", "S has been read", "s_ready")
+    p_ready = Barrier("p_ready", S, (compute,), "mma", "P is written", "s_ready")
+    dp_read = Barrier("dp_read", CTA, (compute,), "mma", "dP has been read", "dp_ready")
     waiters = "mma, compute" if own_moves else "mma"
-    until_read = "load, compute" if ds_apart else "load"
+    until_read = "load, compute" if apart else "load"
     rows = (
         Barrier("own_full", PAIR, (load,), waiters, "an own tile is ready", once),
         *([moved] if own_moves else []),
         Barrier("other_full", RING, (load,), "mma, compute", "a tile is ready", "other_empty"),
         Barrier("other_empty", RING, (mma,), until_read, "a tile's MMAs are done", "other_full"),
-        Barrier("s_ready", S, (mma,), "compute", "S is ready", "s_read"),
-        Barrier("s_read", S, (compute,), "mma", read, "s_ready"),
+        Barrier("s_ready", S, (mma,), "compute", "S is ready", "s_read" if has_dp else "p_ready"),
+        *([s_read] if has_dp else []),
+        *([p_ready] if stores_p else []),
         Barrier("dp_ready", CTA, (mma,), "compute", "dP is ready", "ds_ready"),
+        *([dp_read] if apart == "dS" else []),
         Barrier("ds_ready", CTA, (compute,), "mma", "dS is written", "dp_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )

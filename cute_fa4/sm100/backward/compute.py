@@ -1,11 +1,12 @@
-"""Compute warps: P = 2^(c S - L) and dS = P (dP - delta), then the results: two warpgroups with 64 columns each.
+"""Compute warps: P = 2^(c S - L) and dS = P (dP - delta), then the results: each warpgroup has 32 columns of a tile.
 
-A thread has a row of the own side, and half of the columns of the other side. Where queries are owned, its row has one
+A thread has a row of the own side, and 32 columns of the other side. Where queries are owned, its row has one
 L and one delta; where keys are owned, every column has its own: the MMAs have subtracted them (subtracted.py), or they
-are in shared memory. P stays in registers until dP comes.
+are in shared memory. S is read at once, so that the next one can be made while P is. P stays in registers until dP
+comes; where it has columns of its own, it is stored before (Owner.apart).
 
-    keys are owned       S -> P over S -> s_read      dP -> dS -> ds_ready
-    queries are owned    S -> s_read                  the same
+    keys are owned       S -> s_read   P           dP -> P and dS over dP -> p_ready, ds_ready
+    queries are owned    S -> s_read   P           dP -> dS -> ds_ready
 
 The softmax scale is not in dS: dQ and dK are multiplied by it once, when they are stored. The derivative of a
 score_mod is in dS: it multiplies P first (weights.py), so that a column takes one register, as without score_mod.
@@ -19,20 +20,18 @@ from ..instructions import tensor_memory
 from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
 from . import own_tile, store, weights
-from .config import ROWS
 from .operands import OwnerArgs, place_of_s
+from .owner import COLUMNS, ROWS
 from .work import Place, Work, bands_of, moved, row_in_line
-
-BATCH = 32  # columns in registers at a time, in addition to P
 
 
 def numbers(owner, cta, slot: Slot, first) -> list:
-    """BATCH float32 of a slot's L or delta, from `first` on; the same for all lanes."""
-    layout = cute.make_layout(BATCH)
-    out = cute.make_rmem_tensor(BATCH, Float32)
+    """COLUMNS float32 of a slot's L or delta, from `first` on; the same for all lanes."""
+    layout = cute.make_layout(COLUMNS)
+    out = cute.make_rmem_tensor(COLUMNS, Float32)
     at = (cta.stats.iterator + (slot.index * owner.stats + first)).align(16)
     cute.autovec_copy(cute.make_tensor(at, layout), out)
-    return [out[i] for i in range(BATCH)]
+    return [out[i] for i in range(COLUMNS)]
 
 
 @cute.jit
@@ -77,57 +76,81 @@ def tile(
     s = place_of_s(owner, n)
     cta.s_ready.wait(s.index, s.phase)
     tensor_memory.fence_after()
-    p = make_p(cfg, owner, args, cta, thread, work, (slot, s, place), cut)
-    if cutlass.const_expr(1 in owner.results):
-        tensor_memory.wait_store()
-    tensor_memory.fence_before()
-    cta.s_read.arrive(s.index)
+    scores = loaded(thread.lanes + owner.s_column + s.index * owner.other_rows)
+    if cutlass.const_expr(owner.has_dp):
+        tensor_memory.fence_before()
+        cta.s_read.arrive(0)
+    p, words = make_p(cfg, owner, args, cta, thread, work, (slot, scores, place), cut)
+    if cutlass.const_expr(owner.apart == "P"):
+        await_sums(owner, cta, slot, n)
+    if cutlass.const_expr(1 in owner.results and not owner.p_over_dp):
+        store_p(owner, cta, thread, s.index, words)
     if cutlass.const_expr(owner.has_dp):
         cta.dp_ready.wait(0, n & 1)
         tensor_memory.fence_after()
-        ds = make_ds(owner, cta, thread, slot, place, p)
-        if cutlass.const_expr(owner.ds_apart):
-            if n > 0:
-                before = slot.previous(owner.slots[0])
-                cta.other_empty.wait(before.index, before.phase)  # the sum has read the dS before
-                tensor_memory.fence_after()
+        dp = loaded(thread.lanes + owner.dp_column)
+        if cutlass.const_expr(owner.apart == "dS"):
+            tensor_memory.fence_before()
+            cta.dp_read.arrive(0)
+        if cutlass.const_expr(owner.p_over_dp):
+            store_p(owner, cta, thread, 0, words)
+        ds = make_ds(owner, cta, thread, slot, place, (p, dp))
+        if cutlass.const_expr(owner.apart == "dS"):
+            await_sums(owner, cta, slot, n)
         tensor_memory.store(written_at(owner, thread, owner.ds_place), ds)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
         cta.ds_ready.arrive(0)
 
 
-def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
-    """The weights that dS uses for the thread's row and columns; where keys are owned, P is stored, too.
+@cute.jit
+def await_sums(owner: cutlass.Constexpr, cta, slot: Slot, n: Int32):
+    """Until the sums of the turn before have read P and dS: one has columns of its own, which the next overwrites."""
+    if n > 0:
+        before = slot.previous(owner.slots[0])
+        cta.other_empty.wait(before.index, before.phase)
+        tensor_memory.fence_after()
 
-    at: (slot, place of S, place)
+
+def loaded(address) -> list:
+    """The thread's columns of S or dP, in registers: their places may be overwritten."""
+    out = tensor_memory.load(address, COLUMNS)
+    tensor_memory.wait_load()
+    return out
+
+
+def store_p(owner, cta, thread, place, words: list):
+    """P of a tile, rounded, for the sum of dV. place: of S, where P is written over S."""
+    to = written_at(owner, thread, owner.p_place) + place * owner.other_rows
+    tensor_memory.store(to, words)
+    tensor_memory.wait_store()
+    tensor_memory.fence_before()
+    cta.p_ready.arrive(place)
+
+
+def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> tuple:
+    """-> (the weights that dS uses for the thread's row and columns, the words of P for dV).
+
+    at: (slot, scores, place)
     """
-    slot, of_s, place = at
-    lanes, kept, words = thread.lanes + of_s.index * owner.other_rows, [], []
-    s = lanes + owner.s_column
+    slot, scores, place = at
     first, bands = place.tile * owner.other_rows + thread.column, []
     if cut:
         ends = bands_of(cfg, owner, args.sizes, work.sequence, work.row + thread.row)
         bands = [(moved(lo, -first), moved(hi, -first)) for lo, hi in ends]
-    for column, scores in tensor_memory.load_batches(s, owner.columns, BATCH):
-        lse = [None if owner.subtracts else thread.lse] * BATCH
-        if owner.owns_keys and not owner.subtracts:
-            lse = numbers(owner, cta, slot, row_in_line(owner, place, thread.column + column))
-        places = [None] * BATCH
-        if cfg.has_functions:
-            columns = [first + column + i for i in range(BATCH)]
-            places = weights.places(cfg, owner, args, work, place, thread.row, columns)
-        full = place.is_full if cfg.listed and cut else cfg.listed
-        p, of_ds = weights.of_scores(cfg, args, scores, lse, places, full)
-        if cut:
-            word = visibility.visibility(bands, column)
-            p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))
-        words += row_math.pack(p, owner.dtype)
-        kept += of_ds
-    if 1 in owner.results:
-        to = written_at(owner, thread, owner.p_place) + of_s.index * owner.other_rows
-        tensor_memory.store(to, words)
-    return kept
+    lse = [None if owner.subtracts else thread.lse] * COLUMNS
+    if owner.owns_keys and not owner.subtracts:
+        lse = numbers(owner, cta, slot, row_in_line(owner, place, thread.column))
+    places = [None] * COLUMNS
+    if cfg.has_functions:
+        columns = [first + i for i in range(COLUMNS)]
+        places = weights.places(cfg, owner, args, work, place, thread.row, columns)
+    full = place.is_full if cfg.listed and cut else cfg.listed
+    p, of_ds = weights.of_scores(cfg, args, scores, lse, places, full)
+    if cut:
+        word = visibility.visibility(bands, 0)
+        p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))
+    return of_ds, row_math.pack(p, owner.dtype) if 1 in owner.results else []
 
 
 def written_at(owner, thread, place: tuple[int, int]):
@@ -136,21 +159,15 @@ def written_at(owner, thread, place: tuple[int, int]):
     return thread.first_lane + first + thread.column // owner.columns * apart
 
 
-def make_ds(owner, cta, thread, slot: Slot, place: Place, p: list) -> list:
-    """dS without the scale, rounded, two in a word. p: as make_p returns it."""
-    ds, of_dp = [], thread.lanes + owner.dp_column
-    for column, dp in tensor_memory.load_batches(of_dp, owner.columns, BATCH):
-        part = p[column : column + BATCH]
-        if owner.subtracts:
-            ds += [x * y for x, y in zip(part, dp, strict=True)]
-            continue
-        delta = [thread.delta] * BATCH
+def make_ds(owner, cta, thread, slot: Slot, place: Place, of: tuple) -> list:
+    """dS without the scale, rounded, two in a word. of: (weights of make_p, dP)"""
+    p, dp = of
+    if not owner.subtracts:
+        delta = [thread.delta] * COLUMNS
         if owner.owns_keys:
-            delta = numbers(
-                owner, cta, slot, ROWS + row_in_line(owner, place, thread.column + column)
-            )
-        ds += [x * (y - z) for x, y, z in zip(part, dp, delta, strict=True)]
-    return row_math.pack(ds, owner.dtype)
+            delta = numbers(owner, cta, slot, ROWS + row_in_line(owner, place, thread.column))
+        dp = row_math.differences(dp, delta)
+    return row_math.pack(row_math.products(p, dp), owner.dtype)
 
 
 @cute.jit

@@ -22,7 +22,7 @@ from cutlass import Float32, Int32
 from ..blueprint.problem import LARGEST_SCORE_LOG2
 from ..steps.row_math import LOG2_E
 from . import subtracted
-from .config import ROWS, STATS
+from .owner import ROWS, STATS
 from .work import Sizes, sequence_of, tiles_of
 
 THREADS = 128

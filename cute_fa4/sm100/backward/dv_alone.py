@@ -30,7 +30,7 @@ def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
                 make(owner, cta, tmem, following, 0, n + 1)
             cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)
             place = place_of_s(owner, n)
-            cta.s_read.wait(place.index, place.phase)
+            cta.p_ready.wait(place.index, place.phase)
             tensor_memory.fence_after()
             add(owner, cta, tmem, slots, 1, n)
             cta.other_empty.commit(ring_index(owner, slots, 0))

@@ -9,12 +9,12 @@ the same bits, and a sequence in a batch has the same gradients as alone.
 One CTA, in time (owner of keys; the other one has no dV):
 
     load     K Q0 V dO0 | Q1 dO1 | Q2 dO2 ...
-    mma      S0 dP0 |        dV += P0 dO0, S1 |         dK += dS0 Q0, dP1 |        dV += P1 dO1, S2 | ...
-    compute         | S0->P0                  | dP0->dS0                  | S1->P1                  | dP1->dS1 ...
+    mma      S0 dP0 S1 |               dV += P0 dO0 | dK += dS0 Q0, dP1 | S2 |         dV += P1 dO1 | dK += dS1 Q1 ...
+    compute         S0->P0 | dP0->dS0              | S1->P1                  | dP1->dS1            | S2->P2 ...
 
 A separate function makes gradients of aux tensors (AuxKernel): deltas, then sums of scores for them (sums.py).
 
-Read next: config.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py.
+Read next: config.py and owner.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py.
 """
 
 from dataclasses import dataclass, replace
@@ -27,10 +27,10 @@ from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
 from . import compute, delta, dv_alone, load, operands, products, subtracted, sums
-from .barriers import COMPUTE, LOAD, MMA, THREADS
-from .config import ROWS, STATS, BackwardConfig
+from .config import BackwardConfig
 from .listed import TileLists
 from .operands import OwnerArgs
+from .owner import ROWS, STATS
 from .work import Sizes, work_of
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
@@ -51,10 +51,12 @@ class CTA:
     other_full: Event
     other_empty: Event
     s_ready: Event
-    s_read: Event
-    dp_ready: Event
-    ds_ready: Event
     done: Event
+    s_read: Event | None = None
+    p_ready: Event | None = None
+    dp_ready: Event | None = None
+    dp_read: Event | None = None
+    ds_ready: Event | None = None
     own_moved: Event | None = None
 
 
@@ -234,7 +236,7 @@ class BackwardKernel:
         )
         kernel(args).launch(
             grid=[ctas, 1, 1],
-            block=[THREADS, 1, 1],
+            block=[owner.warps.threads, 1, 1],
             smem=owner.smem.nbytes,
             stream=stream,
             min_blocks_per_mp=1,
@@ -271,35 +273,35 @@ class BackwardKernel:
     @cute.jit
     def roles(self, owner: cutlass.Constexpr, args: OwnerArgs):
         """The work of each warp, between setup and teardown."""
-        cfg, smem = self.cfg, owner.smem
+        cfg, smem, warps = self.cfg, owner.smem, owner.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, _, _ = cute.arch.block_idx()
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
         cta = cta_of(owner, base)
         address = cute.recast_ptr(base + smem.tmem_address.offset, dtype=Int32)
-        if warp == MMA:
+        if warp == warps.mma:
             cute.arch.alloc_tmem(owner.tmem_columns, address)
             cute.arch.relinquish_tmem_alloc_permit()
-        if warp == LOAD:
+        if warp == warps.load:
             counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
             initialise(cta.own_full.mbarriers, counts)
         if cutlass.const_expr(owner.subtracts):
             ones = cute.recast_ptr(base + smem.ones.offset, dtype=Int32)
             words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
-            subtracted.write_ones(words, cute.arch.thread_idx()[0], THREADS)
+            subtracted.write_ones(words, cute.arch.thread_idx()[0], warps.threads)
             cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(barrier_id=SET_UP, number_of_threads=THREADS)
+        cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
         tmem = cute.make_tensor(address, cute.make_layout(1))[0]
         if cutlass.const_expr(args.first is not None):
             block = block + args.first
         work = work_of(cfg, owner, args.sizes, args.lists, block)
-        if warp < COMPUTE.stop:
+        if warp < warps.compute.stop:
             thread = thread_of(owner, args, tmem, warp, work)
             if cutlass.const_expr(owner.results):
                 compute.run(cfg, owner, args, cta, thread, work)
             else:
                 sums.run(cfg, owner, args, cta, thread, work)
-        elif warp == MMA:
+        elif warp == warps.mma:
             if cutlass.const_expr(not owner.has_dp):
                 dv_alone.multiply(owner, cta, tmem, work)
             elif cutlass.const_expr(owner.results):
@@ -309,7 +311,7 @@ class BackwardKernel:
         else:
             load.run(cfg, owner, args, cta, work)
         cute.arch.sync_threads()
-        if warp == MMA:
+        if warp == warps.mma:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, address)
             cute.arch.dealloc_tmem(pointer, owner.tmem_columns)
 

@@ -12,8 +12,8 @@ import cutlass
 import cutlass.cute as cute
 
 from . import operands
-from .config import STATS
 from .operands import OwnerArgs
+from .owner import STATS
 from .subtracted_sizes import NUMBERS_A_ROW
 from .work import Place, Work, kv_head, line_of_tile, q_head, row_in_line
 

@@ -24,8 +24,8 @@ from ...tma.tensor_maps import (
     row_space,
 )
 from ..sync.pipelines import Slot
-from .config import GRANULE, ROWS
 from .listed import TileLists
+from .owner import GRANULE, ROWS
 from .work import Sequence, Sizes
 
 

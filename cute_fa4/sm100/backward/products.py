@@ -1,12 +1,14 @@
 """MMA warp: one thread issues S and dP of every tile, then the sums.
 
-    turn n       dV += P[n] dO    S[n+1]    dK += dS[n] Q    dP[n+1]        queries are owned: no dV, dQ += dS[n] K
-    waits for    P[n]             Q[n+1]    dS[n]            dO[n+1]
+    turn n       S[n+1]          dV += P[n] dO    dK += dS[n] Q    dP[n+1]    queries are owned: no dV, dQ += dS[n] K
+    waits for    Q[n+1], S[n]    P[n]             dS[n]            dO[n+1]
+                 is read
 
-While the compute warps make dS[n], the tensor core makes S[n+1]; while they make P[n+1], it adds dS[n] Q and makes
-dP[n+1]. S[n+1] overwrites P[n] after the product that reads it, and dP[n+1] overwrites dS[n]: MMAs run in order.
+While the compute warps read dP[n] and write P[n] and dS[n] over it, the tensor core makes S[n+1]; while they make
+P[n+1], which stays in registers, it adds both sums and makes dP[n+1]. That overwrites P[n] and dS[n] after the products
+that read them: MMAs run in order.
 
-Where dS has columns of its own (Owner.ds_apart), dP[n+1] is made before the sum that reads dS[n]. So it is there when
+Where dS has columns of its own (Owner.apart), dP[n+1] is made before the sum that reads dS[n]. So it is there when
 the compute warps have made P[n+1].
 
 Own tiles are operand A of S and dP, in tensor memory where there is room (Owner.moved; own_tile.py).
@@ -21,7 +23,6 @@ from ..blueprint.chip import F32_BYTES
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
 from . import subtracted
-from .config import ROWS
 from .operands import (
     OwnerArgs,
     first_slots,
@@ -30,6 +31,7 @@ from .operands import (
     ring_address,
     ring_index,
 )
+from .owner import ROWS
 from .work import Work
 
 STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
@@ -63,7 +65,7 @@ def add(owner, cta, tmem, slots: tuple, result: int, n):
     first, apart = owner.p_place if result else owner.ds_place
     if result:
         first = first + place_of_s(owner, n).index * owner.other_rows
-    columns = columns_of_steps(owner.p_columns, apart)
+    columns = columns_of_steps(owner.warps.groups, owner.p_columns, apart)
     steps = list(zip(columns, offsets, strict=True))
     computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
     column = tmem + owner.result_column(result)
@@ -71,15 +73,15 @@ def add(owner, cta, tmem, slots: tuple, result: int, n):
     cta.other_empty.commit(ring_index(owner, slots, result))
 
 
-def columns_of_steps(columns: int, apart: int) -> list[int]:
+def columns_of_steps(groups: int, columns: int, apart: int) -> list[int]:
     """Where the values of each MMA step begin: each warpgroup writes its own over those that it has read.
 
     columns: that a warpgroup writes; apart: from those of one to those of the other
 
-    >>> columns_of_steps(32, 64)
+    >>> columns_of_steps(2, 32, 64)
     [0, 8, 16, 24, 64, 72, 80, 88]
     """
-    return [group * apart + at for group in range(2) for at in range(0, columns, STEP_COLUMNS)]
+    return [group * apart + at for group in range(groups) for at in range(0, columns, STEP_COLUMNS)]
 
 
 @cute.jit
@@ -122,17 +124,21 @@ def run(
             following = next_slots(owner, slots)
             cta.s_read.wait(0, n & 1)
             tensor_memory.fence_after()
-            if cutlass.const_expr(1 in owner.results):
-                add(owner, cta, tmem, slots, 1, n)
             if n + 1 < count:
                 make(owner, cta, tmem, following, 0, n + 1)
-            cta.ds_ready.wait(0, n & 1)
-            tensor_memory.fence_after()
-            if cutlass.const_expr(owner.ds_apart):
+            if cutlass.const_expr(1 in owner.results):
+                cta.p_ready.wait(0, n & 1)
+                tensor_memory.fence_after()
+                add(owner, cta, tmem, slots, 1, n)
+            if cutlass.const_expr(owner.apart == "dS"):
+                cta.dp_read.wait(0, n & 1)
+                tensor_memory.fence_after()
                 if n + 1 < count:
                     make(owner, cta, tmem, following, 1, n + 1)
+            cta.ds_ready.wait(0, n & 1)
+            tensor_memory.fence_after()
             add(owner, cta, tmem, slots, 0, n)
-            if cutlass.const_expr(not owner.ds_apart):
+            if cutlass.const_expr(owner.apart != "dS"):
                 if n + 1 < count:
                     make(owner, cta, tmem, following, 1, n + 1)
             slots = following

@@ -15,18 +15,18 @@ from ..instructions import tensor_memory
 from ..steps import row_math
 from ..steps.store import write_words
 from . import operands
-from .config import GRANULE, ROWS
 from .load import own_rows
 from .operands import OwnerArgs
+from .owner import GRANULE, ROWS
 from .work import Work
 
-OF_GROUP = 3  # named barriers of the two warpgroups
+OF_GROUP = 3  # the first named barrier of a warpgroup
 COLUMNS = 32
 CHUNK_BYTES = ROWS * SWIZZLE_BYTES
 
 
 def chunks_of(owner) -> list:
-    """(result, chunk) in the order in which warpgroups 0 and 1 take turns.
+    """(result, chunk) in the order in which warpgroups take turns.
 
     >>> from .config import BackwardConfig
     >>> chunks_of(BackwardConfig("bf16", 64, 64).owner("keys"))
@@ -37,13 +37,13 @@ def chunks_of(owner) -> list:
 
 @cute.jit
 def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, thread, work: Work):
-    """All results of a CTA; both warpgroups call it."""
+    """All results of a CTA; all warpgroups call it."""
     if work.row < own_rows(owner, work)[1]:
         if work.count > 0:
             cta.done.wait(0, 0)
             tensor_memory.fence_after()
         for i, (result, chunk) in enumerate(chunks_of(owner)):
-            if thread.column == i % 2 * owner.columns:
+            if thread.column == i % owner.warps.groups * owner.columns:
                 store_chunk(cfg, owner, args, cta, thread, work, (i, result, chunk))
         if thread.row < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)

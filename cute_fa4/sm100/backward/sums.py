@@ -30,12 +30,11 @@ from ..sync.pipelines import Slot
 from ..traced.shared import DISTANCES
 from ..traced.shared import ROWS as OF_ROWS
 from . import products, weights
-from .barriers import COMPUTE, COMPUTE_THREADS
-from .compute import BATCH
-from .config import LANES, ROWS
 from .operands import OwnerArgs, first_slots, next_slots
+from .owner import LANES, ROWS
 from .work import Place, Work, bands_of, moved
 
+BATCH = 32  # columns in registers at a time
 WRITTEN = 5  # named barrier of the compute warps: the sums of all warps are in shared memory
 
 
@@ -109,7 +108,7 @@ def tile(
             if cutlass.const_expr(shared == DISTANCES):
                 last = owner.columns + LANES - 2 - thread.row % LANES
                 warp_sums(cfg, owner, cta, thread, (number, n))[last] = ahead[number]
-        cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=COMPUTE_THREADS)
+        cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=owner.warps.compute_threads)
         for number, (*_, shared) in enumerate(cfg.summed):
             if cutlass.const_expr(shared == DISTANCES):
                 at_turn = number, n, place
@@ -152,7 +151,7 @@ def warp_sums(cfg, owner, cta, thread, at: tuple) -> cute.Tensor:
 
     at: (number of the element, turn)
     """
-    warp = thread.row // LANES + thread.column // owner.columns * (len(COMPUTE) // 2)
+    warp = thread.row // LANES + thread.column // owner.columns * (len(owner.warps.compute) // 2)
     first = cta.distances.iterator + buffer_of(cfg, owner, *at) + warp * owner.span
     return cute.make_tensor(first, cute.make_layout(owner.span))
 
@@ -160,7 +159,7 @@ def warp_sums(cfg, owner, cta, thread, at: tuple) -> cute.Tensor:
 def buffer_of(cfg, owner, number: int, n):
     """First number of a turn's sums in shared memory."""
     tables = table_of(cfg, len(cfg.summed))
-    return ((n & 1) * tables + table_of(cfg, number)) * (len(COMPUTE) * owner.span)
+    return ((n & 1) * tables + table_of(cfg, number)) * (len(owner.warps.compute) * owner.span)
 
 
 @cute.jit
@@ -190,13 +189,13 @@ def store_distances(
     number, n, place = at
     mine = thread.row + thread.column // owner.columns * ROWS
     value, base = Float32(0.0), buffer_of(cfg, owner, number, n)
-    for warp in cutlass.range_constexpr(len(COMPUTE)):
+    for warp in cutlass.range_constexpr(len(owner.warps.compute)):
         row, column = warp % 4 * LANES, warp // 4 * owner.columns
         inside = mine - (ROWS - 1) - column + row + LANES - 1
         if inside >= 0 and inside < owner.columns + LANES - 1:
             value = value + cta.distances[base + warp * owner.span + inside]
     to = place.tile * owner.distances + mine
-    if cutlass.const_expr(owner.distances == COMPUTE_THREADS):
+    if cutlass.const_expr(owner.distances == owner.warps.compute_threads):
         line[to] = value
     elif mine < owner.distances:
         line[to] = value

@@ -62,15 +62,11 @@ def of_scores(
 
 def powers_of(cfg, args: OwnerArgs, scores: list, lse: list) -> list:
     """2^(c S - L) of scores without functions, some on the FMA units (exp2_emulated)."""
-    if cfg.exp2_emulated:
-        bias = (
-            Float32(0.0) if lse[0] is None else -lse[0]
-        )  # one for all: MMAs subtract those of columns
-        emulated = exp2.emulated_pairs(len(scores) // 2, cfg.exp2_emulated, 0)
-        return row_math.saturated_powers(scores, args.scale_log2, bias, emulated)
-    powers = [score * args.scale_log2 for score in scores]
-    pairs = zip(powers, lse, strict=True)
-    return [exp2.hardware(power if less is None else power - less) for power, less in pairs]
+    bias = (
+        Float32(0.0) if lse[0] is None else -lse[0]
+    )  # one for all: MMAs subtract those of columns
+    emulated = exp2.emulated_pairs(len(scores) // 2, cfg.exp2_emulated, 0)
+    return row_math.saturated_powers(scores, args.scale_log2, bias, emulated)
 
 
 def shown(cfg, at: tuple, full):

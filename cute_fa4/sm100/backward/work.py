@@ -15,8 +15,8 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.bands import bound
-from .config import ROWS
 from .listed import ListedPlace, TileList, TileLists
+from .owner import ROWS
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,22 @@ def multiplied(values: list, factor) -> list:
     return out
 
 
+def products(a: list, b: list) -> list:
+    """a * b for every pair of values, two at a time."""
+    out = []
+    for i in range(0, len(a), 2):
+        out += cute.arch.mul_packed_f32x2((a[i], a[i + 1]), (b[i], b[i + 1]))
+    return out
+
+
+def differences(a: list, b: list) -> list:
+    """a - b for every pair of values, two at a time."""
+    out = []
+    for i in range(0, len(a), 2):
+        out += cute.arch.sub_packed_f32x2((a[i], a[i + 1]), (b[i], b[i + 1]))
+    return out
+
+
 def weighted_sum(a: list, b: list, of_a, of_b) -> list:
     """of_a * a + of_b * b for every pair of values, two at a time."""
     first, out = multiplied(a, of_a), []

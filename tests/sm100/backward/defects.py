@@ -26,24 +26,49 @@ DEFECTS = {
     "no fence after dP": Defect(
         "compute", "dp_ready.wait(0, n & 1)\n        tensor_memory.fence_after()", "dp_ready.wait(0, n & 1)", "causal",
     ),
-    "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.s_read", "cta.s_read", "causal"),
+    "no fence before the next S": Defect(
+        "compute", "        tensor_memory.fence_before()\n        cta.s_read", "        cta.s_read", "causal",
+    ),
+    "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.p_ready", "cta.p_ready", "causal"),
+    "no fence before the next dP": Defect(
+        "compute", "            tensor_memory.fence_before()\n            cta.dp_read", "            cta.dp_read",
+        "causal",
+    ),
     "no fence before dS": Defect(
         "compute", "tensor_memory.fence_before()\n        cta.ds_ready", "cta.ds_ready", "causal",
     ),
     "P is not waited for": Defect(
-        "compute", "    if cutlass.const_expr(1 in owner.results):\n        tensor_memory.wait_store()\n", "", "causal",
+        "compute", "    tensor_memory.store(to, words)\n    tensor_memory.wait_store()\n",
+        "    tensor_memory.store(to, words)\n", "causal",
     ),
     "dS is not waited for": Defect("compute", "ds)\n        tensor_memory.wait_store()\n", "ds)\n", "causal"),
     "S is free before it is read": Defect(
-        "compute", "    p = make_p(", "    cta.s_read.arrive(0)\n    p = make_p(", "causal",
+        "compute", "    scores = loaded(", "    cta.s_read.arrive(0)\n    scores = loaded(", "causal",
     ),
-    "P is not awaited": Defect("products", "            cta.s_read.wait(0, n & 1)\n", "", "causal"),
+    "S and dP are used before they have come": Defect("compute", "    tensor_memory.wait_load()\n", "", "causal"),
+    "the next S does not wait": Defect("products", "            cta.s_read.wait(0, n & 1)\n", "", "causal"),
+    "the next dP does not wait": Defect("products", "                cta.dp_read.wait(0, n & 1)\n", "", "causal"),
+    "P is not awaited": Defect("products", "                cta.p_ready.wait(0, n & 1)\n", "", "causal"),
+    "P over dP is stored twice": Defect(
+        "compute", "1 in owner.results and not owner.p_over_dp", "1 in owner.results", "causal",
+    ),
+    "P over the dP of dS": Defect(
+        "owner", "self.dp_column + self.p_columns * self.p_over_dp", "self.dp_column", "causal",
+    ),
     "dS is not awaited": Defect("products", "            cta.ds_ready.wait(0, n & 1)\n", "", "causal"),
     "dS is awaited with the other parity": Defect(
         "products", "ds_ready.wait(0, n & 1)", "ds_ready.wait(0, n & 1 ^ 1)", "causal",
     ),
     "no fence before dV": Defect(
+        "products", "p_ready.wait(0, n & 1)\n                tensor_memory.fence_after()", "p_ready.wait(0, n & 1)",
+        "causal",
+    ),
+    "no fence after S is read": Defect(
         "products", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "causal",
+    ),
+    "no fence after dP is read": Defect(
+        "products", "dp_read.wait(0, n & 1)\n                tensor_memory.fence_after()", "dp_read.wait(0, n & 1)",
+        "causal",
     ),
     "no fence before dK": Defect(
         "products", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()", "ds_ready.wait(0, n & 1)",
@@ -91,21 +116,22 @@ DEFECTS = {
         "store", "            cute.arch.cp_async_bulk_wait_group(0, read=True)\n", "            pass\n", "causal",
     ),
     "an arrival too few": Defect(
-        "barriers", 'Arrivals("compute", COMPUTE_THREADS)', 'Arrivals("compute", COMPUTE_THREADS - 1)', "causal",
+        "barriers", 'Arrivals("compute", warps.compute_threads)',
+        'Arrivals("compute", warps.compute_threads - 1)', "causal",
     ),
     "an arrival too many": Defect(
-        "barriers", 'Arrivals("compute", COMPUTE_THREADS)', 'Arrivals("compute", COMPUTE_THREADS + 1)', "causal",
+        "barriers", 'Arrivals("compute", warps.compute_threads)',
+        'Arrivals("compute", warps.compute_threads + 1)', "causal",
     ),
     # --- where things are
     "numbers of slot 0": Defect("compute", "slot.index * owner.stats + first", "first", "soft cap"),
     "both warpgroups have the numbers of the first": Defect(
-        "compute", "numbers(owner, cta, slot, row_in_line(owner, place, thread.column + column))",
-        "numbers(owner, cta, slot, column)", "soft cap",
+        "compute", "numbers(owner, cta, slot, row_in_line(owner, place, thread.column))",
+        "numbers(owner, cta, slot, 0)", "soft cap",
     ),
     "log-sum-exps for deltas": Defect(
         "compute", "ROWS + row_in_line(", "row_in_line(", "soft cap",
     ),
-    "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "soft cap"),
     "compute stays at slot 0": Defect(
         "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)", "place = place.next(work)", "soft cap",
     ),
@@ -130,10 +156,10 @@ DEFECTS = {
         "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.row // ROWS", "window",
     ),
     "dV over dK": Defect(
-        "config", "sum(self.depths[i] for i in self.results if i < result)", "result * GRANULE", "causal",
+        "owner", "sum(self.depths[i] for i in self.results if i < result)", "result * GRANULE", "causal",
     ),
     "too little tensor memory": Defect(
-        "config", "1 << (used - 1).bit_length()", "1 << (used - 1).bit_length() - 1", "causal",
+        "owner", "1 << (used - 1).bit_length()", "1 << (used - 1).bit_length() - 1", "causal",
     ),
     # --- float32 results
     "the second half of a chunk over the first": Defect(
@@ -149,8 +175,8 @@ DEFECTS = {
     "dV begins with what was there": Defect("products", "n > 0)", "n + (result == 1) > 0)", "causal"),
     "dV of the last tile alone": Defect("products", "n > 0)", "(n < 0 if result else n > 0))", "causal"),
     "S without the scale": Defect("weights", "scores, args.scale_log2, bias", "scores, Float32(1.0), bias", "causal"),
-    "S of fp16 without the scale": Defect("weights", "score * args.scale_log2", "score", "fp16"),
-    "dS without delta": Defect("compute", "x * (y - z)", "x * y", "causal"),
+    "no L in scores of queries": Defect("weights", "is None else -lse[0]", "is None else Float32(0.0)", "fp16"),
+    "dS without delta": Defect("compute", "dp = row_math.differences(dp, delta)", "pass", "causal"),
     "dQ and dK without the scale": Defect("store", "result == 0", "result == 2", "causal"),
     "dV with the scale": Defect("store", "result == 0", "result >= 0", "causal"),
     "dK alone without the scale": Defect(
@@ -254,7 +280,7 @@ DEFECTS = {
         "weights", "q_head(owner, work, place), work.row", "work.head, work.row", "a mask_mod",
     ),
     "functions have the columns of the first warpgroup": Defect(
-        "compute", "[first + column + i", "[place.tile * ROWS + column + i", "a mask_mod",
+        "compute", "[first + i", "[place.tile * ROWS + i", "a mask_mod",
     ),
     "functions have the positions of the first keys": Defect(
         "weights", "facts = q_index + of.num_keys - of.length_q,", "facts = q_index,", "a function that reads a tensor",
@@ -280,7 +306,8 @@ DEFECTS = {
     "no fence before the next S and dP": Defect("sums", "    tensor_memory.fence_before()\n", "", "one of each"),
     "a CTA ends before its commits": Defect("sums", "        cta.done.wait(0, 0)", "        pass", "one of each"),
     "warps do not wait for each other's sums": Defect(
-        "sums", "        cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=COMPUTE_THREADS)\n", "", "one of each",
+        "sums", "        cute.arch.barrier(barrier_id=WRITTEN, number_of_threads=owner.warps.compute_threads)\n", "",
+        "one of each",
     ),
     "one buffer of sums": Defect("sums", "(n & 1) * tables", "(n & 0) * tables", "one of each"),
     "tables share a buffer": Defect(

@@ -9,20 +9,31 @@ from tests.sm100.backward.damaged import Defect
 OPERANDS = {
     # --- dS in columns of its own, and own tiles in tensor memory
     "dS is written over one that is read": Defect(
-        "compute", "                cta.other_empty.wait(before.index, before.phase)", "                pass", "causal",
+        "compute", "        cta.other_empty.wait(before.index, before.phase)", "        pass", "causal",
     ),
     "no fence before the next dS": Defect(
-        "compute", "before.phase)  # the sum has read the dS before\n                tensor_memory.fence_after()\n",
-        "before.phase)\n", "causal",
+        "compute", "before.phase)\n        tensor_memory.fence_after()\n", "before.phase)\n", "causal",
     ),
     "dS waits for the sum of two turns before": Defect(
         "compute", "slot.previous(owner.slots[0])\n",
         "slot.previous(owner.slots[0]).previous(owner.slots[0])\n", "causal",
     ),
     "dS over dP, which is made again": Defect(
-        "config", "return 2 * self.other_rows, self.p_columns", "return self.dp_column, self.p_columns", "causal",
+        "owner", '"dS":\n            return 2 * self.other_rows', '"dS":\n            return self.dp_column', "causal",
     ),
-    "dQ over dS": Defect("config", "2 * self.other_rows + self._ds_columns", "2 * self.other_rows", "causal"),
+    "P over dP, which is made again": Defect(
+        "owner", '"P":\n            return 2 * self.other_rows', '"P":\n            return self.dp_column', "narrow",
+    ),
+    "P is written over one that is read": Defect(
+        "compute", '"P"):\n        await_sums(owner, cta, slot, n)', '"P"):\n        pass', "narrow",
+    ),
+    "sums of two warpgroups of four": Defect(
+        "products", "group * apart + at", "group % 2 * apart + at", "narrow",
+    ),
+    "the last warpgroups move what the first do": Defect(
+        "own_tile", "group * part + column", "group % 2 * part + column", "narrow",
+    ),
+    "dQ over dS": Defect("owner", "2 * self.other_rows + self._apart_columns", "2 * self.other_rows", "causal"),
     "dQ before the next dP reads another dS": Defect(
         "products", "owner.p_place if result else owner.ds_place", "owner.p_place", "causal",
     ),
@@ -37,17 +48,17 @@ OPERANDS = {
         "own_tile", "    tensor_memory.wait_store()\n", "", "causal",
     ),
     "no fence before the own tile": Defect("own_tile", "    tensor_memory.fence_before()\n", "", "causal"),
-    "both warpgroups move the first half": Defect("own_tile", "group * half + column", "column", "causal"),
+    "both warpgroups move the first half": Defect("own_tile", "group * part + column", "column", "causal"),
     "both halves of the own tile in one place": Defect(
-        "own_tile", "group * (half * value_bytes // F32_BYTES)", "0", "causal",
+        "own_tile", "group * (part * value_bytes // F32_BYTES)", "0", "causal",
     ),
     "batches of the own tile overlap": Defect(
         "own_tile", "to + first * value_bytes // F32_BYTES", "to + first // 4", "widest",
     ),
     "the own tile over dP": Defect(
-        "config", "self._columns + self._ds_columns + before", "self.other_rows + before", "causal",
+        "owner", "self._columns + self._apart_columns + before", "self.other_rows + before", "causal",
     ),
-    "own tiles in the same columns": Defect("config", "in self.moved if j < i)", "in self.moved if j < 0)", "causal"),
+    "own tiles in the same columns": Defect("owner", "in self.moved if j < i)", "in self.moved if j < 0)", "causal"),
     "both barriers of own tiles are the first": Defect("own_tile", "owner.moved.index(i)", "0", "causal"),
     "V moves alone and has a second barrier": Defect("own_tile", "owner.moved.index(i)", "i", "wide"),
     "the wait for V alone is for a second barrier": Defect("products", "owner.moved.index(i), 0)", "i, 0)", "wide"),
@@ -58,12 +69,12 @@ OPERANDS = {
         "load", "wait(owner.moved.index(i), 0)", "wait(0, 0)", "causal",
     ),
     "the first slot over an own tile is not": Defect(
-        "config", "self.slots[i] - ROWS // self.other_rows", "self.slots[i] - 1", "causal",
+        "owner", "self.slots[i] - ROWS // self.other_rows", "self.slots[i] - 1", "causal",
     ),
-    "own tiles are in the ring of the first": Defect("config", "j in range(i + 1))", "j in range(1))", "causal"),
-    "an own tile in the middle of its ring": Defect("config", "ring - sizes[i]", "ring - 2 * sizes[i]", "causal"),
+    "own tiles are in the ring of the first": Defect("owner", "j in range(i + 1))", "j in range(1))", "causal"),
+    "an own tile in the middle of its ring": Defect("owner", "ring - sizes[i]", "ring - 2 * sizes[i]", "causal"),
     "an own tile that stays is after one that has moved": Defect(
-        "config", "range(i) if j not in self.moved)", "range(i))", "widest",
+        "owner", "range(i) if j not in self.moved)", "range(i))", "widest",
     ),
     "products read own tiles in the ring": Defect("products", "    if i in owner.moved:", "    if False:", "causal"),
     # --- tiles of 64 rows with L and delta of 128 queries

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cute_fa4.sm100.backward.config import GRANULE, MOST_DEPTH, ROWS, BackwardConfig
+from cute_fa4.sm100.backward.config import MOST_DEPTH, BackwardConfig
+from cute_fa4.sm100.backward.owner import GRANULE, ROWS
 from cute_fa4.sm100.blueprint.chip import F32_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 
 DEPTHS = range(GRANULE, MOST_DEPTH + 1, GRANULE)  # head dims are padded to these

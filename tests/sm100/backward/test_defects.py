@@ -49,6 +49,8 @@ PROBLEMS = {
     # a tile of keys that no query sees
     "unseen keys": Problem(10, 300, window=(None, -280)),
     "dlse": Problem(140, 130),
+    # tiles of 128 rows on both sides, three, which are cut and whole, for four warpgroups and P in columns of its own
+    "narrow": Problem(300, 290, heads=(2, 1), depths=(64, 64), window=(None, 0)),
     # a tile of keys after the last query, whose float32 zeros also take two chunks; both halves of both depths
     "float32": Problem(100, 150, window=(None, -50)),
     # V moves alone where keys are owned, and K stays; tiles are cut and whole
@@ -57,7 +59,7 @@ PROBLEMS = {
     "widest": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
     # float32 of dV takes 128 KiB, over the ring alone: K has moved
     "V alone": Problem(70, 70, depths=(64, 256)),
-    # no exponentials on FMA units
+    # no exponentials on FMA units; P of scores without L
     "fp16": Problem(70, 70, dtype=torch.float16),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),

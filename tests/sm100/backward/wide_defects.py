@@ -10,7 +10,7 @@ WIDE = {
         "dv_alone", "cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)", "pass", "widest",
     ),
     "P is not awaited before dV alone": Defect(
-        "dv_alone", "cta.s_read.wait(place.index, place.phase)", "pass", "widest",
+        "dv_alone", "cta.p_ready.wait(place.index, place.phase)", "pass", "widest",
     ),
     "Q is free before L is read": Defect(
         "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "soft cap, widest",
@@ -19,7 +19,7 @@ WIDE = {
         "dv_alone", "cta.other_empty.commit(ring_index(owner, slots, 0))", "pass", "widest",
     ),
     "no fence before dV alone": Defect("dv_alone", "tensor_memory.fence_after()", "pass", "widest"),
-    "the next S in the place of this one": Defect("config", "1 if self.has_dp else 2", "1", "widest"),
+    "the next S in the place of this one": Defect("owner", "1 if self.has_dp else 2", "1", "widest"),
     "dV of the other P": Defect(
         "products", "place_of_s(owner, n).index * o", "place_of_s(owner, n + 1).index * o", "widest",
     ),
@@ -31,7 +31,7 @@ WIDE = {
     ),
     "S over the other S": Defect("products", "owner.s_column + place * owner.other_rows", "owner.s_column", "widest"),
     "P over the other S": Defect(
-        "compute", "owner.p_place) + of_s.index * owner.other_rows", "owner.p_place)", "widest",
+        "compute", "owner.p_place) + place * owner.other_rows", "owner.p_place)", "widest",
     ),
     "L with the stride of L and delta": Defect(
         "compute", "slot.index * owner.stats", "slot.index * 256", "soft cap, widest",

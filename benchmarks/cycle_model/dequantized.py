@@ -36,9 +36,7 @@ class Row(NamedTuple):
     def variant(self) -> Variant:
         choices = [("kv_dtype", self.cache)] * self.is_mixed
         choices += [("v_block_scale_layout", self.layout)] * bool(self.layout)
-        return Variant(
-            OURS, DEPTH, dtype=self.q, page_size=self.page_size, choices=tuple(choices)
-        )
+        return Variant(OURS, DEPTH, dtype=self.q, page_size=self.page_size, choices=tuple(choices))
 
     @property
     def words(self) -> tuple[str, str]:

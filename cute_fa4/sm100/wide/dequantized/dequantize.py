@@ -125,6 +125,9 @@ def run(
             now = tuple(cache_blocks.begin(cfg, args, work, thread + key) for key in keys)
         before = scales_of_v(now)
         for n in cutlass.range(work.tiles.count, unroll=1):
+            of_k = with_scales(cfg, units_of_k, scales_of_k(now))
+            at = dequantize_units(cfg, smem, events, kv, at, thread, of_k)
+            # Here, not before K: a wait for its scales would be one for these, too (docs/decisions/0065).
             ahead = None
             if cutlass.const_expr(cfg.cache_blocks):
                 tile = work.tiles.first + n + 1
@@ -132,8 +135,6 @@ def run(
                     cache_blocks.read(cfg, args, work, thread + key, tile, mine)
                     for key, mine in zip(keys, now, strict=True)
                 )
-            of_k = with_scales(cfg, units_of_k, scales_of_k(now))
-            at = dequantize_units(cfg, smem, events, kv, at, thread, of_k)
             if n > 0:
                 of_v = with_scales(cfg, units_of_v, before)
                 at = dequantize_units(cfg, smem, events, kv, at, thread, of_v)

@@ -24,6 +24,7 @@ import torch
 from cute_fa4.commands import (
     trial_append,
     trial_backward,
+    trial_blocks,
     trial_definition,
     trial_indexer,
     trial_latent,
@@ -219,11 +220,11 @@ class _Problem:
     def __init__(self, config: FA4Config, device: str):
         self.config, self.device, self.heads = config, device, config.group
         self.heads_kv = self.heads // config.group
-        if config.cache_blocks:
-            raise NotTried(f"kv_dtype={config.kv_dtype!r}: no trial draws scales of blocks")
         generator = torch.Generator().manual_seed(0)
 
-        def rows(lengths, heads, dtype=config.stored_dtype, depth=config.qk_depth):
+        of_keys = "fp16" if config.cache_blocks else config.stored_dtype
+
+        def rows(lengths, heads, dtype=of_keys, depth=config.qk_depth):
             shapes = [(length, heads, depth) for length in lengths]
             return [torch.randn(s, generator=generator).to(DTYPES[dtype]) for s in shapes]
 
@@ -242,6 +243,10 @@ class _Problem:
             rows(self.keys, self.heads_kv),
             rows(self.keys, self.heads_kv, depth=config.ov_depth),
         )
+        self.blocks = None
+        if config.kv_dtype is not None and config.cache_blocks:
+            k, v = (trial_blocks.drawn(config.kv_dtype, x) for x in (self.k, self.v))
+            self.blocks, self.k, self.v = (k, v), k.meant, v.meant
         for k in self.k if config.rope_depth else ():  # shared columns, in their dtype
             shared = k[:, :1, -config.rope_depth :]
             k[..., -config.rope_depth :] = shared.to(DTYPES[config.rope_stored_dtype])
@@ -294,7 +299,11 @@ class _Problem:
             said["learnable_sink"] = self.sink.to(self.device)
         if self.aux:
             said["aux_tensors"] = [tensor.to(self.device) for tensor in self.aux]
-        said |= self._cache() | self._scales()
+        cache = self._cache(self.k, self.v)
+        if self.blocks is not None:
+            layout = config.v_block_scale_layout
+            cache = trial_blocks.arguments(self.blocks, layout, self._cache)
+        said |= cache | self._scales()
         return said | self._rope(said["k"], said["q"]) if config.rope_depth else said
 
     def _rope(self, k: torch.Tensor, q: torch.Tensor) -> dict:
@@ -346,9 +355,9 @@ class _Problem:
             return self._pages(rows, page_table([len(x) for x in rows], size), size)
         return self._dense([rows[b] for b in self.order])
 
-    def _cache(self) -> dict:
+    def _cache(self, of_k: list[torch.Tensor], of_v: list[torch.Tensor]) -> dict:
         layout = self.config.kv_layout
-        k, v = self._padded(self.k), self._padded(self.v)
+        k, v = self._padded(of_k), self._padded(of_v)
         if layout == "paged":
             table = page_table([len(rows) for rows in k], self.config.page_size)
             size = self.config.page_size
@@ -356,7 +365,7 @@ class _Problem:
             return {**paged, "page_table": table[self.order].to(self.device)}
         if layout == "packed":
             offsets = {"cu_seqlens_k": self._offsets(self.keys)}
-            return {"k": self._packed(self.k), "v": self._packed(self.v), **offsets}
+            return {"k": self._packed(of_k), "v": self._packed(of_v), **offsets}
         return {x: self._dense([rows[b] for b in self.order]) for x, rows in (("k", k), ("v", v))}
 
     def _padded(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -225,7 +225,7 @@ class Owner:
     def first_over_own(self, i: int) -> int:
         """The first turn whose tile i is loaded over own tile i, which has moved.
 
-        >>> keys = BackwardConfig("bf16", 192, 128).owner("keys")
+        >>> keys = Owner("keys", "bf16", (192, 128))
         >>> keys.slots, keys.moved, keys.first_over_own(1)
         ((4, 4), (1,), 2)
         """

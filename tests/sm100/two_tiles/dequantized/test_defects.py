@@ -10,6 +10,7 @@ import pytest
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
+from cute_fa4.sm100.steps import pieces
 from cute_fa4.sm100.two_tiles.dequantized import dequantize
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_q, paged_kv, run
@@ -94,3 +95,18 @@ def test_a_mistake_with_scales_of_blocks_is_noticed(own_kernels, monkeypatch, na
 
 def test_the_subject_of_4_bits_is_right():
     assert is_right_of_4_bits("hostile", 1)
+
+
+@pytest.mark.parametrize("subject", (is_right, is_right_of_4_bits), ids=("e4m3", "nvfp4"))
+def test_toolkits_before_cuda_13_2_convert_over_float32(own_kernels, monkeypatch, subject):
+    """Their PTX converts 8 and 4 bits to fp16 alone; K of a bf16 call goes on from there."""
+    made, halves = pieces._as_halves, set()
+
+    def noted(words, stored, to):
+        halves.add(to)
+        return made(words, stored, to)
+
+    monkeypatch.setattr(pieces, "TO_BF16", False)
+    monkeypatch.setattr(pieces, "_as_halves", noted)
+    assert subject("hostile", 0)
+    assert halves == {"f16x2"}

@@ -6,6 +6,7 @@ are then 0, and scales NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from cute_fa4 import mxfp8, nvfp4
 from cute_fa4.dtypes import DTYPES
 from cute_fa4.layouts import cache_scales
 
-NAN = {torch.float8_e4m3fn: 0x7F, torch.float8_e8m0fnu: 0xFF}  # bytes
 Rows = list[torch.Tensor]  # of each sequence
 
 
@@ -52,6 +52,6 @@ def arguments(of: tuple[Blocks, Blocks], layout: str, stored: Callable[[Rows, Ro
     found = dict(codes, v_block_scale_layout=layout)
     for name, (of_codes, of_scales) in (("k", k.dtypes), ("v", v.dtypes)):
         found[name] = codes[name].nan_to_num(0.0).byte().view(of_codes)
-        unused = NAN[of_scales]
+        unused = torch.tensor(math.nan).to(of_scales).view(torch.uint8).item()
         found[f"{name}_block_scale"] = scales[name].nan_to_num(unused).byte().view(of_scales)
     return found

@@ -20,7 +20,6 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import (  # noqa: E402
     bounds,
     hopper_energy,
-    listed_backward,
     pages,
     peers,
     plots,
@@ -396,7 +395,6 @@ def performance_pages() -> dict[Path, str]:
             "hopper_energy": hopper_energy.table(),
             "left_out": bounds.left_out(constants),
             "fixed_parts": bounds.fixed(constants),
-            "listed_backward": listed_backward.table(),
             "choices": choices_table(),
             "margins": margins_table(),
             "others": stated_error.table(),

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from benchmarks.cycle_model.decode.our_decode import _compiled, cubin
 from benchmarks.cycle_model.kernels import disassemble
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.emulator.model import align, control_codes, nvdisasm, trace
 from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant, fitted_b200
 from cute_fa4.emulator.model.machine import Machine
@@ -19,10 +22,8 @@ from cute_fa4.emulator.run.launch import REGISTERS_PER_SM, SMS
 from cute_fa4.sm100.append.config import THREADS, AppendConfig
 
 ROWS, HEADS, DEPTH = 8192, 8, 128
-BYTES_PER_US, CYCLES_PER_US = (
-    7.0e6,
-    1845,
-)  # HBM as in docs/decisions/0008, the clock of the other tables
+BYTES_PER_US = 7.0e6  # HBM as in docs/decisions/0008
+CYCLES_PER_US = 1845  # the clock of the other tables
 KINDS = (("e2m1", False), ("e2m1", True), ("mxe4m3", False))  # dtype of the cache, four_over_six
 
 
@@ -72,18 +73,12 @@ def cost(config: AppendConfig, constants: dict[str, Constant]) -> Cost:
 
 def _written(config: AppendConfig) -> float:
     """Bytes of a row of K and of V, with their scales."""
-    from cute_fa4.dtypes import DTYPES
-
     row = DTYPES[config.dtype]
     return 2 * DEPTH * (1 / row.in_byte + 1 / row.block)
 
 
 def _arguments(config: AppendConfig) -> dict:
     """Rows for one CTA, by parameter name."""
-    import torch
-
-    from cute_fa4.dtypes import DTYPES
-
     row, rows = DTYPES[config.dtype], THREADS // (HEADS * config.pieces)
     new = torch.randn(2, 1, rows, HEADS, DEPTH, generator=torch.Generator().manual_seed(0))
     numbers = torch.zeros(2, 1, 16, HEADS, DEPTH // row.in_byte).byte()

@@ -11,13 +11,13 @@ reductions. The tables of the forward pass were fitted without the latter.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 from functools import cache, partial
 
 import torch
 
 from benchmarks.cycle_model import profiled
+from benchmarks.cycle_model.grid import makespan
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 from benchmarks.cycle_model.modelled import made_by, marked
 from benchmarks.cycle_model.profiled import Cost, Launch
@@ -127,17 +127,17 @@ def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float]]:
     return [(cycles, many[x] - most * cycles) for x, cycles in tile.items()]
 
 
-def causal_microseconds(ctas: list[tuple[float, float]], seqlen: int, heads: int, depth_v: int):
+def causal_microseconds(
+    kernels: list[tuple[float, float]], seqlen: int, heads: int, depth_v: int
+) -> float:
     """A call without groups: the kernels one after another, each with its longest CTAs first, after the deltas."""
     found = constants()
     read = seqlen * heads * 2 * depth_v * torch.bfloat16.itemsize
     out = found["launch_us"].value + read / found["hbm_tbs"].value * 1e-6
-    for cycles, besides in ctas:
-        ends = [0.0] * SMS
-        for tiles in range(seqlen // ROWS, 0, -1):
-            for _ in range(heads):
-                heapq.heapreplace(ends, ends[0] + tiles * cycles + besides)
-        out += max(ends) / CLOCK_GHZ * 1e-3
+    for cycles, besides in kernels:
+        longest_first = range(seqlen // ROWS, 0, -1)
+        ctas = (tiles * cycles + besides for tiles in longest_first for _ in range(heads))
+        out += makespan(ctas, SMS) / CLOCK_GHZ * 1e-3
     return out
 
 

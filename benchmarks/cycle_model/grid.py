@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.cycle_model import schedules
@@ -54,6 +55,18 @@ class CTACycles:
 
     single: Curve
     added: Curve | None = None
+
+
+def makespan(ctas: Iterable[float], slots: int) -> float:
+    """When the last CTA ends: each begins where a slot is free first. ctas: their cycles, in order.
+
+    >>> makespan([3.0, 1.0, 1.0, 4.0], 2)
+    6.0
+    """
+    ends = [0.0] * slots
+    for cycles in ctas:
+        heapq.heapreplace(ends, ends[0] + cycles)
+    return max(ends)
 
 
 @dataclass(frozen=True)

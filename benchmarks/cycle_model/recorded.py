@@ -31,6 +31,7 @@ from benchmarks.cycle_model import (
     indexer,
     instruction_cache,
     invariance,
+    listed_backward,
     memory_bound,
     pairs,
     peers,
@@ -137,6 +138,7 @@ def subjects() -> Subjects:
         *cut_lists.launches(base),
         *indexer.launches(),
         *backward.launches(),
+        *listed_backward.launches(),
     ]
     found = [
         *(of_variant(*one) for one in kernels().values()),
@@ -232,6 +234,7 @@ def tables() -> dict[str, str]:
         **decode_tables(constants),
         **indexer.tables(),
         "backward": backward.table(),
+        "listed_backward": listed_backward.table(),
         "instruction_caches": instruction_cache.table(),
         "page_sizes": copy_cost.recorded_table(),
         "prefill_cache": dequantized.table(constants, recorded),

@@ -1,4 +1,4 @@
-"""Rows of quantized caches at any slots of their pages, in plain torch: what nvfp4.write and mxfp8.write share.
+"""Rows of quantized caches at any slots of their pages, in plain torch: what nvfp4 and mxfp8 share.
 
 slot    page * page_size + row of the page; below 0: the row is not written
 pages   (num_pages, page_size, heads, bytes of a row), with kv_layout="HND" (num_pages, heads, page_size, ...)
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from cute_fa4.dtypes import row_of_torch
 from cute_fa4.layouts import cache_scales
 
 KV_LAYOUTS = ("NHD", "HND")
@@ -39,6 +40,20 @@ def kept(x: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         )
     written = slots >= 0
     return x[written], slots[written].long()
+
+
+def check_floats(x: torch.Tensor) -> None:
+    """What can be quantized."""
+    if not x.is_floating_point() or row_of_torch(x.dtype).is_quantized:
+        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
+
+
+def one_number(global_scale: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+    """float32, without dimensions."""
+    factor = torch.as_tensor(global_scale, dtype=torch.float32, device=device)
+    if factor.numel() != 1:
+        raise ValueError(f"global_scale: shape {tuple(factor.shape)}; accepted: one number")
+    return factor.reshape(())
 
 
 def check_layout(kv_layout: str) -> None:

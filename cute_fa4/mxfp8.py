@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import cache_slots
-from cute_fa4.dtypes import DTYPES, E4M3, E8M0, QUANTIZED, row_of_torch
+from cute_fa4.dtypes import DTYPES, E4M3, E8M0, QUANTIZED
 from cute_fa4.layouts.block_scales import BLOCK, NOT_A_NUMBER, ONE
 
 NAN_BYTE = 0x7F  # of e4m3 and e5m2, as instructions round to it
@@ -33,8 +33,7 @@ def quantise(x: torch.Tensor, dtype: torch.dtype = E4M3.torch) -> tuple:
     """
     if dtype not in LARGEST_EXPONENT:
         raise TypeError(f"dtype: {dtype}; accepted: {', '.join(map(str, LARGEST_EXPONENT))}")
-    if not x.is_floating_point() or row_of_torch(x.dtype).is_quantized:
-        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
+    cache_slots.check_floats(x)
     if x.dim() == 0 or x.shape[-1] % BLOCK:
         raise ValueError(
             f"x: shape {tuple(x.shape)}; accepted: a last dimension that is a multiple of {BLOCK}; pad it with zeros"
@@ -82,13 +81,10 @@ def write(
     for name, tensor, dtype in (("values", values, E4M3.torch), ("scales", scales, E8M0.torch)):
         if tensor.dtype is not dtype:
             raise TypeError(f"{name}: dtype {tensor.dtype}; accepted: {dtype}")
-    factor = torch.as_tensor(global_scale, dtype=torch.float32, device=x.device)
-    if factor.numel() != 1:
-        raise ValueError(f"global_scale: shape {tuple(factor.shape)}; accepted: one number")
+    factor = cache_slots.one_number(global_scale, x.device)
     rows, slots = cache_slots.kept(x, slots)
-    if not rows.is_floating_point() or row_of_torch(rows.dtype).is_quantized:
-        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
-    new_values, new_scales = quantise(rows.float() / factor.reshape(()))
+    cache_slots.check_floats(x)
+    new_values, new_scales = quantise(rows.float() / factor)
     parts = (
         cache_slots.Part("values", values, new_values),
         cache_slots.Part("scales", scales, new_scales),

@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import cache_slots
-from cute_fa4.dtypes import E2M1, E4M3, row_of_torch
+from cute_fa4.dtypes import E2M1, E4M3
 from cute_fa4.layouts import cache_scales
 
 BLOCK = E2M1.block
@@ -57,8 +57,7 @@ def quantize(
     >>> [hex(byte) for byte in codes[0, :2].tolist()], scales.float().item(), factor.item()
     (['0xf3', '0x0'], 2.0, 1.0)
     """
-    if not x.is_floating_point() or row_of_torch(x.dtype).is_quantized:
-        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
+    cache_slots.check_floats(x)
     if x.dim() == 0 or x.shape[-1] % BLOCK:
         raise ValueError(
             f"x: shape {tuple(x.shape)}; accepted: a last dimension that is a multiple of {BLOCK}; pad it with zeros"
@@ -210,10 +209,7 @@ def _rows_apart(pages: torch.Tensor, dim: int, of_row: int):
 
 def _global_scale(x: torch.Tensor, given, largest_scale: float) -> torch.Tensor:
     if given is not None:
-        factor = torch.as_tensor(given, dtype=torch.float32, device=x.device)
-        if factor.numel() != 1:
-            raise ValueError(f"global_scale: shape {tuple(factor.shape)}; accepted: one number")
-        return factor.reshape(())
+        return cache_slots.one_number(given, x.device)
     finite = torch.where(x.isfinite(), x, 0.0).abs()
     largest = finite.amax() if x.numel() else finite.sum()
     factor = largest / (E2M1.largest * largest_scale)

@@ -18,7 +18,15 @@ import torch
 
 from cute_fa4.calls.operands.latent_rows import numbers_in_pages, numbers_of
 from cute_fa4.commands import trial_scales
-from cute_fa4.commands.trial_pages import DTYPES, NotTried, page_table
+from cute_fa4.commands.trial_pages import (
+    ALLOWED_ERROR,
+    ALLOWED_LSE_ERROR,
+    DTYPES,
+    NotTried,
+    lengths_of_keys,
+    num_splits,
+    page_table,
+)
 from cute_fa4.mla import flash_mla_with_kvcache, write_latent_rows
 from cute_fa4.scales import HEAD, ROW, Scales
 from cute_fa4.sm100.blueprint import bands
@@ -27,14 +35,11 @@ from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 
-KEYS, KEYS_OF_PARTS, KEYS_SHARED = (40, 23), (150, 135), (1200, 135)  # as in trials.py
 VALUES = LATENT_DEPTHS[1]  # columns of a row that are values
 MOST_QUERIES = 130  # of one head, more rows than any tile has
 ROWS_OF_PAGE = 4  # of a cache whose keys are listed
 BYTES_IN_PAGE = 584
 NAN = 0xFF  # a byte of which float8, bf16, fp16 and float32 have NaN
-ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3}
-ALLOWED_LSE_ERROR = 1e-3
 # Numbers of 8 bits become bf16 before S: 2^-9 of a key, in a score of a size of about 1.
 ALLOWED_LSE_ERROR_OF_ROWS = 2e-2
 
@@ -42,7 +47,7 @@ ALLOWED_LSE_ERROR_OF_ROWS = 2e-2
 def worst(config: FA4Config, device: str) -> tuple[float, float]:
     """-> (error, allowed) of the worst of out, log-sum-exp and largest scores."""
     cache, queries = _Cache(config, device), _queries(config)
-    lengths = tuple(n + queries for n in _lengths(config))
+    lengths = tuple(n + queries for n in lengths_of_keys(config))
     generator = torch.Generator().manual_seed(1)
     q = torch.randn(2, queries, config.group, config.qk_depth, generator=generator)
     sink = torch.randn(config.group, generator=generator).to(DTYPES[config.sink_dtype])
@@ -55,9 +60,8 @@ def worst(config: FA4Config, device: str) -> tuple[float, float]:
         given["out"] = torch.empty(*q.shape[:-1], VALUES, device=device)
     if config.kv_dtype is not None and config.scale_dtype is None:
         given["q_quantize"] = "never"
-    parts = 1 if not config.split_keys else 0 if config.share_keys else 2
     found = flash_mla_with_kvcache(
-        q.to(device), num_splits=parts, return_max_logits=config.write_max, **given
+        q.to(device), num_splits=num_splits(config), return_max_logits=config.write_max, **given
     )
     differences = []
     for b in range(2):
@@ -73,12 +77,6 @@ def worst(config: FA4Config, device: str) -> tuple[float, float]:
     allowed = _allowed(config)
     bounds = (allowed[0], *(allowed[1],) * (number - 1))
     return max(zip(errors, bounds, strict=True), key=lambda pair: pair[0] / pair[1])
-
-
-def _lengths(config: FA4Config) -> tuple[int, ...]:
-    if config.share_keys:
-        return KEYS_SHARED
-    return KEYS_OF_PARTS if config.split_keys else KEYS
 
 
 def _queries(config: FA4Config) -> int:
@@ -210,6 +208,5 @@ def _allowed(config: FA4Config) -> tuple[float, float]:
     if config.is_quantized:
         return trial_scales.ALLOWED_ERROR, trial_scales.ALLOWED_LSE_ERROR
     of_rows = config.scale_dtype is not None
-    return ALLOWED_ERROR[
-        config.qkv_dtype
-    ], ALLOWED_LSE_ERROR_OF_ROWS if of_rows else ALLOWED_LSE_ERROR
+    of_lse = ALLOWED_LSE_ERROR_OF_ROWS if of_rows else ALLOWED_LSE_ERROR
+    return ALLOWED_ERROR[config.qkv_dtype], of_lse

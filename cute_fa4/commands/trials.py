@@ -28,9 +28,18 @@ from cute_fa4.commands import (
     trial_definition,
     trial_indexer,
     trial_latent,
+    trial_pages,
     trial_scales,
 )
-from cute_fa4.commands.trial_pages import DTYPES, NotTried, page_table, pages
+from cute_fa4.commands.trial_pages import (
+    ALLOWED_LSE_ERROR,
+    DTYPES,
+    NotTried,
+    lengths_of_keys,
+    num_splits,
+    page_table,
+    pages,
+)
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.dtypes import E8M0, QUANTIZED, is_quantized
@@ -47,15 +56,9 @@ from cute_fa4.sm100.indexer.config import IndexerConfig, TopKConfig
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 from cute_fa4.sm100.work.lists.config import BlockListsConfig
 
-# 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
-ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(QUANTIZED, trial_scales.ALLOWED_ERROR)
-ALLOWED_LSE_ERROR = (
-    1e-3  # float32 sums of exponentials that are off by 9e-5 (reference.EXP2_RELATIVE_ERROR)
-)
+ALLOWED_ERROR = trial_pages.ALLOWED_ERROR | dict.fromkeys(QUANTIZED, trial_scales.ALLOWED_ERROR)
 
-QUERIES, KEYS = (5, 3), (40, 23)  # of the two sequences; less than a tile, not round
-KEYS_OF_PARTS = (150, 135)  # two tiles, so that each of two parts has keys
-KEYS_SHARED = (1200, 135)  # one sequence that is worth a stream-K split, and a short one
+QUERIES = (5, 3)  # of the two sequences; less than a tile, not round
 WINDOW, CHUNK = 7, 16  # within these keys, so that a mask hides some
 
 
@@ -174,9 +177,7 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
 
     problem = _Problem(config, device)
     repeat.clear()  # so that claims are chosen again
-    parts = 1
-    if config.split_keys:
-        parts = 0 if config.share_keys else 2
+    parts = num_splits(config)
     results = _called(**problem.arguments(), num_splits=parts, return_lse=with_lse)
     out, lse = results if with_lse else (results, None)
     out, lse = out.cpu().double(), None if lse is None else lse.cpu().double()
@@ -232,8 +233,7 @@ class _Problem:
         more = 0
         if isinstance(config.schedule, TwoTiles):
             more = config.tiles.rows_per_q_tile // config.heads_per_tile
-        keys: tuple[int, ...] = KEYS_OF_PARTS if config.split_keys else KEYS
-        keys = tuple(n + more for n in (KEYS_SHARED if config.share_keys else keys))
+        keys = tuple(n + more for n in lengths_of_keys(config))
         queries = tuple(m + more for m in _queries(config))
         # Dense tensors have one length; another tensor may shorten it.
         self.queries = queries if config.clips_queries else (queries[0],) * 2

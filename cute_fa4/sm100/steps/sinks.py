@@ -23,9 +23,8 @@ from . import row_math
 from .row_math import LOG2_E
 
 FIRST = 1.0 - 2.0**-20  # of the limit of scores: the largest sink that a row begins with
-AT_LIMIT = (
-    1.0 - 2.0**-19
-)  # of the limit: a row whose sink is of a larger size has an LSE of at least the sink
+# Of the limit: a row whose sink is of a larger size has an LSE of at least the sink.
+AT_LIMIT = 1.0 - 2.0**-19
 
 
 def begin_rows(cfg) -> bool:

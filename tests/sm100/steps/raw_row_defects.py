@@ -11,7 +11,11 @@ from types import ModuleType
 
 import cutlass.cute as cute
 
+from cute_fa4 import emulator
+from cute_fa4.calls import repeat
 from cute_fa4.sm100.steps import cache_blocks, raw_rows
+from tests.serving.batches import Batch, assert_agrees, packed_q, run
+from tests.serving.test_nvfp4 import Cache
 
 
 def without_fence(made):
@@ -73,6 +77,20 @@ def of_blocks() -> dict[str, tuple[ModuleType, str, Callable]]:
             cache_blocks, "both_halves", lambda made: lambda pair: made(pair)[::-1],
         ),
     }  # fmt: skip
+
+
+def is_right_over_blocks(keys: int, queries: int, depths: dict, mode: str, seed: int) -> bool:
+    """A call over an NVFP4 cache in pages of 16, whose scales all differ, of one head. depths: of "k" and "v"."""
+    repeat.clear()
+    cache = Cache.draw([keys], 1, depths)
+    q = Batch.draw([queries], [keys], heads=(1, 1), depth=depths["k"]).q
+    batch = Batch(q, cache.meant("k"), cache.meant("v"))
+    try:
+        results = run(packed_q(batch), cache.stored(q, 16, "NHD"), {}, mode=mode, seed=seed)
+        assert_agrees(batch, *results)
+    except (AssertionError, emulator.EmulatorError):
+        return False
+    return True
 
 
 # The thread of the next key converts it in its place: only the thread differs.

@@ -14,7 +14,6 @@ from cute_fa4.sm100.steps import pieces
 from cute_fa4.sm100.two_tiles.dequantized import dequantize
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_q, paged_kv, run
-from tests.serving.test_nvfp4 import Cache
 from tests.sm100.steps import raw_row_defects
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
@@ -49,17 +48,8 @@ def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
 
 
 def is_right_of_4_bits(mode: str, seed: int) -> bool:
-    """Four key tiles, and 40 queries, which tiles of few rows do not take; all scales differ."""
-    repeat.clear()
-    cache = Cache.draw([400], 1, {"k": 128, "v": 128})
-    q = Batch.draw([40], [400], heads=(1, 1), depth=128).q
-    batch = Batch(q, cache.meant("k"), cache.meant("v"))
-    try:
-        results = run(packed_q(batch), cache.stored(q, 16, "NHD"), {}, mode=mode, seed=seed)
-        assert_agrees(batch, *results)
-    except (AssertionError, emulator.EmulatorError):
-        return False
-    return True
+    """Four key tiles, and 40 queries, which tiles of few rows do not take."""
+    return raw_row_defects.is_right_over_blocks(400, 40, {"k": 128, "v": 128}, mode, seed)
 
 
 def of_the_other_key(made):

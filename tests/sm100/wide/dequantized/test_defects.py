@@ -13,9 +13,8 @@ from cute_fa4.calls import repeat
 from cute_fa4.sm100.wide import loads as wide_loads
 from cute_fa4.sm100.wide.dequantized import dequantize, kernel, loads
 from tests.emulator.mutations.quick import quick_or_sweep
-from tests.serving.batches import Batch, assert_agrees, packed_q, run
+from tests.serving.batches import assert_agrees
 from tests.serving.test_k_rope import causal
-from tests.serving.test_nvfp4 import Cache
 from tests.sm100.steps import raw_row_defects
 from tests.sm100.wide.dequantized.test_attention import with_rope
 
@@ -87,17 +86,8 @@ def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
 
 
 def is_right_of_4_bits(mode: str, seed: int) -> bool:
-    """Three key tiles of two units of K and of V each, whose scales all differ."""
-    repeat.clear()
-    cache = Cache.draw([300], 1, {"k": 256, "v": 192})
-    q = Batch.draw([2], [300], heads=(1, 1), depth=256).q
-    batch = Batch(q, cache.meant("k"), cache.meant("v"))
-    try:
-        results = run(packed_q(batch), cache.stored(q, 16, "NHD"), {}, mode=mode, seed=seed)
-        assert_agrees(batch, *results)
-    except (AssertionError, emulator.EmulatorError):
-        return False
-    return True
+    """Three key tiles of two units of K and of V each."""
+    return raw_row_defects.is_right_over_blocks(300, 2, {"k": 256, "v": 192}, mode, seed)
 
 
 def of_other_keys(made):

@@ -59,6 +59,11 @@ def far_below() -> None:
     over_keys(FAR_BELOW)
 
 
+def far_above() -> None:
+    """Two are between the limit of scores and twice of it."""
+    over_keys([-sink for sink in FAR_BELOW])
+
+
 # name -> (subject, where, what is replaced, the replacement made from it)
 DEFECTS = {
     "the weight is not relative to the maximum": (
@@ -86,7 +91,7 @@ DEFECTS = {
         lambda made: lambda self, to, row, state: part_sums.weight(to.sink[row.head], state.largest * 0.0),
     ),
     "a row begins with +inf": (over_keys, sinks, "FIRST", lambda made: math.inf),
-    "the log-sum-exp is the limit of scores": (over_keys, sinks, "AT_LIMIT", lambda made: 2.0),
+    "the log-sum-exp is the limit of scores": (far_above, sinks, "AT_LIMIT", lambda made: 2.0),
     "a sink far below is as no sink": (
         far_below, sinks, "in_lse", lambda made: lambda cfg, args, work, head, lse: lse,
     ),
@@ -109,7 +114,9 @@ def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "subject", [alone, pair, merged, over_keys, far_below], ids=lambda f: f.__name__
+    "subject",
+    [alone, pair, merged, over_keys, far_below, far_above],
+    ids=lambda f: f.__name__,
 )
 def test_without_a_mistake_the_numbers_are_right(subject):
     subject()

@@ -117,7 +117,7 @@ def latent(
             config, early = config_for(**problem | kernel.choices), shared["dependent_launch"]
             for in_float32 in (False, True):
                 found += every_launch(config, in_float32, dependent_launch=early)
-            if config.sink:  # results of two caches are merged before it counts
+            if config.sink and page == 1:  # two caches, by index: merged before the sink counts
                 of_keys = config.with_(sink=False, sink_dtype="f32")
                 found += every_launch(of_keys, True, dependent_launch=early)
             if page == 1:  # flash_mla_sparse_fwd, a key a page

@@ -31,10 +31,9 @@ from cute_fa4.integrations.transformers import BLOCKS, SCALE
 DTYPE = E4M3.torch
 LARGEST = torch.finfo(DTYPE).max
 LEAST_ROOM = 64  # tokens
-LARGEST_OF_FOUR = LARGEST * float(
-    nvfp4.decode(torch.tensor(nvfp4.SIGN - 1))
-)  # scale of a block times a number
-# Of a 4-bit cache: numbers of later rows saturate where they are larger than this many times the largest of the first.
+# Of a 4-bit cache: the largest scale of a block times the largest number.
+LARGEST_OF_FOUR = LARGEST * float(nvfp4.decode(torch.tensor(nvfp4.SIGN - 1)))
+# Numbers of later rows saturate there where they are larger than this many times the largest of the first.
 GROWTH = 16.0
 
 

@@ -168,6 +168,33 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
         configs_for_model(**model | {"head_dim": 128})
 
 
+def test_a_sink_over_latent_pages_lists_what_calls_ask_for_and_no_more(monkeypatch):
+    """Results of two caches are merged without it: of keys by index alone, for which each key is a page."""
+    model = dict(head_dim=576, heads_q=24, heads_kv=1, calls=("latent",), sink="f32")
+    listed, asked = configs_for_model(**model, page_sizes=(64,)), set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    sink, used = torch.zeros(24), torch.full((2,), 9, dtype=torch.int32)
+    # Tiles of 32, 64 and 128 rows; few keys, and enough for a stream-K split; rounded results and those to be merged.
+    for width, queries, splits in itertools.product((1, 96), (1, 2, 8), ({}, {"num_splits": 3})):
+        cache = torch.zeros(2 * width, 64, 1, 576, dtype=torch.bfloat16)
+        table = torch.arange(2 * width, dtype=torch.int32).view(2, width)
+        q = torch.zeros(2, queries, 24, 576, dtype=torch.bfloat16)
+        call = dict(causal=True, learnable_sink=sink, **splits)
+        for out in (None, torch.empty(2, queries, 24, 512)):
+            flash_mla_with_kvcache(q, cache, table, used, out=out, **call)
+    assert asked == set(listed)
+    asked.clear()
+    by_index = dict(indices=torch.zeros(2, 1, 2048, dtype=torch.int32), learnable_sink=sink)
+    second = dict(extra_k_cache=cache, extra_indices_in_kvcache=by_index["indices"])
+    flash_mla_with_kvcache(q[:, :1], cache, None, None, **by_index, **second)
+    assert asked and asked <= set(configs_for_model(**model, page_sizes=(1,), causal=False))
+
+
 def test_what_no_kernel_runs_is_refused_with_the_reasons():
     with pytest.raises(ValueError, match="qk_depth=50"):
         configs_for_model(head_dim=50, heads_q=2, heads_kv=2)

@@ -233,7 +233,7 @@ class Owner:
 
     @property
     def p_place(self) -> tuple[int, int]:
-        """First tensor-memory column of P, and how far those of the second warpgroup are from those of the first."""
+        """First tensor-memory column of P, and how far those of a warpgroup are from those of the one before."""
         if self.apart == "P":
             return 2 * self.other_rows, self.p_columns
         return self.dp_column if self.has_dp else self.s_column, self.columns

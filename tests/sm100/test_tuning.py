@@ -9,6 +9,7 @@ from cute_fa4.calls.split_keys import split
 from cute_fa4.emulator.model.stated_error import DIFFERENCES
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import choices, tuning
+from cute_fa4.sm100.blueprint.bands import Causal, Full
 from cute_fa4.sm100.blueprint.choices import CHOICES, FACTS
 from cute_fa4.sm100.blueprint.tuning import MARGIN, METADATA, Row, Tuning
 from cute_fa4.sm100.choose import pays
@@ -63,6 +64,28 @@ def test_the_error_of_pairs_is_what_they_must_save():
         (_, alone), (_, pairs) = row.value["alone"], row.value["pairs"]
         assert row.about["margin"] == pytest.approx(1 - pairs / alone, abs=6e-4)
         assert default_of("pairs", row) == "alone"
+
+
+# Columns of q and k, with the reason for each, -> pairs of 64 on the FMA units.
+EMULATED = {
+    64: 24,  # softmax is the bound
+    112: 24,  # the last that was not counted (decision 0069)
+    120: 6,  # the first with the MMAs of 128, where the tensor core is the bound
+    128: 6,
+    136: 16,  # an exact maximum, for which P waits
+    176: 16,
+    184: 0,  # the first with the MMAs of 192 (decision 0068)
+}
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal()], ids=["full", "causal"])
+def test_the_fma_units_take_fewer_exponentials_where_the_tensor_core_is_the_bound(mask):
+    """In a CTA alone, in bf16, on a B200; a B300 has twice the special-function units, and needs none."""
+    for depth, pairs in EMULATED.items():
+        call = dict(qkv_dtype="bf16", head_dim=depth, head_dim_v=min(depth, 128), mask=mask)
+        schedule = choose_config(**call).schedule
+        assert (schedule.family, schedule.exp2_emulated) == ("mha2q", pairs), depth
+        assert choose_config(**call, arch="sm_103a").schedule.exp2_emulated == 0
 
 
 @pytest.mark.parametrize("value", ["-0.1", "'much'"])

@@ -1,51 +1,64 @@
 """The modelled cost of the append to caches with scales of blocks: new rows of 16 bits, quantized in place.
 
-    python -m benchmarks.cycle_model.append
-
 A CTA is modelled from its machine code and a trace. A launch takes the longest of three times: its bytes, its
 instructions, one a cycle in each sub-partition, and the CTAs that an SM holds at a time, one after the other.
+docs/generate.py writes the table of docs/serving/four_bits.md from records (recorded.py).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.cycle_model.decode.our_decode import _compiled, cubin
+from benchmarks.cycle_model.dequantized import NAMES
 from benchmarks.cycle_model.kernels import disassemble
+from benchmarks.cycle_model.modelled import NAN, made_by, marked
+from benchmarks.cycle_model.records import Constants, Subject, records
 from cute_fa4.dtypes import DTYPES
 from cute_fa4.emulator.model import align, control_codes, nvdisasm, trace
-from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant, fitted_b200
+from cute_fa4.emulator.model.constants import SUB_PARTITIONS
 from cute_fa4.emulator.model.machine import Machine
 from cute_fa4.emulator.run.launch import REGISTERS_PER_SM, SMS
 from cute_fa4.sm100.append.config import THREADS, AppendConfig
 
 ROWS, HEADS, DEPTH = 8192, 8, 128
 BYTES_PER_US = 7.0e6  # HBM as in docs/decisions/0008
-CYCLES_PER_US = 1845  # the clock of the other tables
-KINDS = (("e2m1", False), ("e2m1", True), ("mxe4m3", False))  # dtype of the cache, four_over_six
 
 
-class Cost(NamedTuple):
-    """A CTA: instructions of a warp, cycles, registers of a thread. A launch: microseconds by each bound."""
+class Kind(NamedTuple):
+    """An append: the dtype of the cache, and whether it tries both scales of a block."""
 
-    instructions: int
+    dtype: str
+    four_over_six: bool = False
+
+    @property
+    def config(self) -> AppendConfig:
+        own = {"four_over_six": self.four_over_six}
+        return AppendConfig(
+            self.dtype, DEPTH, DEPTH, page_size=16, new_dtype="bf16", descales="kv", **own
+        )
+
+    @property
+    def words(self) -> str:
+        return NAMES[self.dtype] + ", `four_over_six`" * self.four_over_six
+
+
+KINDS = (Kind("e2m1"), Kind("mxe4m3"), Kind("e2m1", True))
+
+
+class Cta(NamedTuple):
+    """A CTA: instructions of a warp, cycles, registers of a thread."""
+
+    instructions: float
     cycles: float
-    registers: int
-    by_bytes: float
-    by_issue: float
-    by_latency: float
+    registers: float
 
 
-def config_of(dtype: str, four_over_six: bool) -> AppendConfig:
-    return AppendConfig(
-        dtype, DEPTH, DEPTH, page_size=16, new_dtype="bf16", descales="kv", four_over_six=four_over_six
-    )  # fmt: skip
-
-
-def cost(config: AppendConfig, constants: dict[str, Constant]) -> Cost:
-    """The cost of ROWS new rows of K and of V with HEADS heads."""
+def cta(config: AppendConfig, constants: Constants) -> Cta:
+    """One CTA of an append, modelled now."""
     code = cubin(config)
     listing = control_codes.read(code, disassemble(code))
     with trace.installed():
@@ -56,19 +69,52 @@ def cost(config: AppendConfig, constants: dict[str, Constant]) -> Cost:
         )
     [path] = align.paths(listing.function, compiled.__ptx__, [run])
     found = Machine(constants).run(path, listing.codes, run)
-    instructions, warps = len(path[0, 0]), THREADS // 32
+    return Cta(len(path[0, 0]), round(found.cycles), nvdisasm.resources(code).registers)
+
+
+def launch_us(config: AppendConfig, of: Cta, constants: Constants) -> tuple[float, float, float]:
+    """Microseconds of ROWS new rows of K and of V with HEADS heads, by bytes, by issue and by latency."""
+    if of.registers != of.registers:  # there is no record
+        return NAN, NAN, NAN
     ctas = ROWS * HEADS * config.pieces / THREADS / SMS
-    registers = nvdisasm.resources(code).registers
-    at_once = REGISTERS_PER_SM // (THREADS * -(-registers // 8) * 8)
-    in_bytes = ROWS * HEADS * (2 * DEPTH * 2 + _written(config))
-    return Cost(
-        instructions,
-        found.cycles,
-        registers,
-        in_bytes / BYTES_PER_US,
-        ctas * instructions * warps / SUB_PARTITIONS / CYCLES_PER_US,
-        ctas / at_once * found.cycles / CYCLES_PER_US,
+    cycles_per_us = constants["clock_ghz"].value * 1e3
+    at_once = REGISTERS_PER_SM // (THREADS * -(-int(of.registers) // 8) * 8)
+    return (
+        ROWS * HEADS * (2 * DEPTH * 2 + _written(config)) / BYTES_PER_US,
+        ctas * of.instructions * (THREADS // 32) / SUB_PARTITIONS / cycles_per_us,
+        ctas / at_once * of.cycles / cycles_per_us,
     )
+
+
+def _figures(kind: Kind, constants: Constants) -> dict:
+    return {"cta": cta(kind.config, constants)._asdict()}
+
+
+def subject(kind: Kind, constants: Constants) -> Subject:
+    """The record of a CTA."""
+    config, name = kind.config, f"append to {kind.dtype}{', four over six' * kind.four_over_six}"
+    figures = partial(_figures, kind, constants)
+    return Subject(name, config.name, constants, figures, lambda: config)
+
+
+def table(constants: Constants) -> str:
+    """Every kind: its CTA, and the time of a launch by each bound."""
+    lines = [
+        f"Microseconds of a launch with {ROWS:,} new rows of K and V, {HEADS} heads, d={DEPTH}, bf16; the launch takes "
+        "the longest of three times:",
+        "",
+        "| cache | instructions of a warp | cycles of a CTA | bytes | issue | latency | launch |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    used = [subject(kind, constants) for kind in KINDS]
+    for kind, one in zip(KINDS, used, strict=True):
+        known = records().get(one.name, {}).get("cta")
+        of = Cta(**known) if known else Cta(NAN, NAN, NAN)
+        times = launch_us(kind.config, of, constants)
+        cells = [kind.words, marked(f"{of.instructions:,.0f}", one), f"{of.cycles:,.0f}"]
+        cells += [f"{us:.1f}" for us in (*times, max(times))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", made_by(used)])
 
 
 def _written(config: AppendConfig) -> float:
@@ -89,19 +135,3 @@ def _arguments(config: AppendConfig) -> dict:
         cache_seqlens=torch.tensor([3], dtype=torch.int32), page_table=torch.zeros(1, 1, dtype=torch.int32),
         descales=(*torch.full((2, 1, HEADS), 0.5), *scales),
     )  # fmt: skip
-
-
-def main() -> None:
-    constants = fitted_b200()
-    for dtype, four_over_six in KINDS:
-        found = cost(config_of(dtype, four_over_six), constants)
-        print(
-            f"{dtype}{', four over six' * four_over_six}: {found.instructions} instructions, {found.cycles:.0f} "
-            f"cycles, {found.registers} registers; {ROWS} rows of {HEADS} heads: bytes {found.by_bytes:.1f} us, issue "
-            f"{found.by_issue:.1f} us, latency {found.by_latency:.1f} us",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()

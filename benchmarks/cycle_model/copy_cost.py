@@ -6,7 +6,7 @@ The counts are those of one K and one V tile of 128 keys in the middle of a sequ
 four key tiles. The emulator counts the copies, including those of V that another warp issues, and records the path
 of the load warp through the machine code, whose control codes have the issue cycles of each instruction. Waits for
 results are not included, nor the cost of a copy for the TMA unit beyond its bytes, for which no figure is
-published. docs/generate.py writes the table of docs/serving/caches.md from records (cycle_model/recorded.py).
+published. docs/generate.py writes the tables of docs/serving/caches.md from records (cycle_model/recorded.py).
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from functools import partial
 
 from benchmarks.cycle_model.evaluate import AlignedKernel
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
-from benchmarks.cycle_model.modelled import NAN, made_by, marked
-from benchmarks.cycle_model.records import Subject, records
+from benchmarks.cycle_model.modelled import NAN, Model, made_by, marked
+from benchmarks.cycle_model.records import Constants, Subject, records
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, workload
 
 HEAD_DIM = 128
 # Keys: rows that are gathered (1 to 7), boxes of 8, 16 and twice 8 keys, and boxes with all keys of a tile.
 PAGE_SIZES = (0, 1, 2, 4, 7, 8, 16, 24, 128)
 TILES = (4, 6)
+# Kernels of the cycles of prefill: contiguous keys, rows that are gathered, boxes of 16 keys.
+PREFILL = tuple(Variant(OURS, HEAD_DIM, page_size=size) for size in (0, 1, 4, 16))
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,17 @@ def table(costs: list[Cost], used: list[Subject] | None = None) -> str:
 def recorded_table() -> str:
     """The table of docs/serving/caches.md."""
     return table([*map(recorded, PAGE_SIZES)], [*map(subject, PAGE_SIZES)])
+
+
+def prefill_table(constants: Constants, model: Model) -> str:
+    """Cycles of a key tile, K and V for 256 queries, with both warps and all waits."""
+    lines = ["| keys a page | cycles of a key tile in prefill | bound |", "|---|---|---|"]
+    used = [model(variant, constants) for variant in PREFILL]
+    for variant, kernel in zip(PREFILL, used, strict=True):
+        cells = [str(variant.page_size or "contiguous")]
+        cells += [marked(f"{kernel.steady.cycles:,.0f}", kernel), kernel.steady.bound]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", made_by(used)])
 
 
 def main(arguments: list[str] | None = None) -> None:

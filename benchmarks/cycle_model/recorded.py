@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.cycle_model import (
+    append,
     b300,
     backward,
     block_sparse,
     calibration,
+    converted_lists,
     copy_cost,
     cut_lists,
     depths,
@@ -38,6 +40,7 @@ from benchmarks.cycle_model import (
     profiled,
     records,
     report,
+    skipped_tiles,
     wide,
 )
 from benchmarks.cycle_model import pages as performance
@@ -88,6 +91,7 @@ def kernels() -> dict[str, tuple[Variant, Constants]]:
         *peers.KERNELS,
         *block_sparse.variants(MAKERS),
         *cut_lists.variants(),
+        *copy_cost.PREFILL,
     ]
     found = [(variant, base) for variant in of_b200]
     found += [(v, setting) for v in report.claimed(False) for setting in report.claims(base)]
@@ -136,6 +140,8 @@ def subjects() -> Subjects:
     launches = [
         *block_sparse.launches(base),
         *cut_lists.launches(base),
+        *converted_lists.launches(),
+        *skipped_tiles.launches(),
         *indexer.launches(),
         *backward.launches(),
         *listed_backward.launches(),
@@ -147,6 +153,7 @@ def subjects() -> Subjects:
         *map(instruction_cache.subject, instruction_cache.KERNELS),
         *map(copy_cost.subject, copy_cost.PAGE_SIZES),
         *dequantized.subjects(base),
+        *(append.subject(kind, base) for kind in append.KINDS),
     ]
     configs: dict[str, object] = {}
     for subject in found:
@@ -237,7 +244,11 @@ def tables() -> dict[str, str]:
         "listed_backward": listed_backward.table(),
         "instruction_caches": instruction_cache.table(),
         "page_sizes": copy_cost.recorded_table(),
+        "page_prefill": copy_cost.prefill_table(constants, recorded),
         "prefill_cache": dequantized.table(constants, recorded),
+        "append": append.table(constants),
+        "converted_lists": converted_lists.table(constants),
+        "skipped_tiles": skipped_tiles.table(constants, recorded),
         "constants": report.constants_table(constants),
         "memory_bound": memory_bound.table(),
     }

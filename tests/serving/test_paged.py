@@ -203,6 +203,11 @@ def test_pages_of_any_size(case):
     check_pages(case, beside_contiguous=False)
 
 
+def test_gathered_rows_have_the_bits_of_contiguous_keys():
+    """At 128 columns, whose number of exponentials on the FMA units has a row of its own. The sweep has the rest."""
+    check_pages(Pages(1), beside_contiguous=True)
+
+
 @sweep_only("pages", seconds=1)
 @pytest.mark.parametrize(
     "case",

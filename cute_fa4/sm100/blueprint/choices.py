@@ -166,7 +166,7 @@ CHOICES: dict[str, Choice] = {
         "of 64 pairs of exponentials, so many on the FMA units",
         ("arch", "family", "head_dim", "maximum", "exponential", "summed"),
         _number(0, 64),
-        (0, 6, 8, 12, 16, 18, 20, 24, 28, 32, 40),
+        (0, 8, 12, 16, 18, 20, 24, 28, 32, 40),
         0,
     ),
     "claims": Choice(

@@ -121,12 +121,21 @@ def look_up_at_once(sizes: tuple, divisor, table: cute.Tensor, batch, first_key,
     lane = cute.arch.lane_idx()
     column = _column(sizes, divisor, first_key, lane)
     wanted = (lane < sizes[0] // rows) & (first_key + lane * rows < num_keys)
-    address = (table.iterator + table.layout((batch, column))).toint()
+    return load_at_once(table, (batch, column), wanted)
+
+
+def load_at_once(tensor: cute.Tensor, place: tuple, wanted, dtype: str = "b32") -> Int32:
+    """An element of a tensor, 0 unless wanted: without a branch, so that the load alone waits for `wanted`.
+
+    dtype: of PTX, "b32" or "u8"
+    """
+    address = (tensor.iterator + tensor.layout(place)).toint()
     return Int32(
         llvm.inline_asm(
             T.i32(),
             [address.ir_value(), choose(wanted, 1, 0).ir_value()],
-            "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, $2, 0;\nmov.b32 $0, 0;\n@wanted ld.global.b32 $0, [$1];\n}",
+            "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, $2, 0;\nmov.b32 $0, 0;\n"
+            f"@wanted ld.global.{dtype} $0, [$1];\n}}",
             "=&r,l,r",
             has_side_effects=True,
             is_align_stack=False,

@@ -131,6 +131,7 @@ class RowSchedule:
         chunks = max(problem.qk_depth, problem.ov_depth) > tiles.swizzle_granule
         on_sm_103a = problem.arch == "sm_103a" and problem.kv_dtype is None
         does = {
+            "stream-K, scales of blocks": problem.share_keys and problem.cache_blocks and chunks,
             "scales of blocks": problem.cache_blocks and chunks,
             "scales of blocks, 64 columns": problem.cache_blocks,
             "stream-K, scales of keys": problem.share_keys and scales,

@@ -26,6 +26,7 @@ REGISTERS = {
     "pages, sm_103a": (184, 80, 64),  # softmax takes a row maximum with the scores
     "gathered rows": (184, 88, 56),
     "scales of keys": (192, 72, 56),
+    "stream-K, scales of blocks": (168, 80, 96),
     "scales of blocks": (176, 80, 80),  # dequantizing threads hold the codes of two keys
     "scales of blocks, 64 columns": (184, 80, 64),
     "stream-K": (

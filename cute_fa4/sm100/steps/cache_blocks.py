@@ -21,11 +21,14 @@ from .pieces import as_16_bits, both_halves, multiplied_halves, powers
 
 @dataclass(frozen=True)
 class Ahead:
-    """Scales of a thread's key in a key tile: words of four, of K and of V. page: of its key in the tile after."""
+    """Scales of a thread's key in a key tile: words of four, of K and of V.
+
+    row: the page of its key in the tile after, and the row there; None where keys are not paged
+    """
 
     of_k: tuple
     of_v: tuple
-    page: Int32 | None
+    row: tuple | None
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,23 @@ def begin(cfg, args, work, key) -> Ahead | None:
     if not cfg.cache_blocks:
         return None
     first = work.tiles.first
-    return _read(cfg, args, work, key, first, _page_of(cfg, args, work, key, first))
+    return _read(cfg, args, work, key, first, _row_of(cfg, args, work, key, first))
 
 
 def read(cfg, args, work, key, n, before: Ahead | None) -> Ahead | None:
     """Those in key tile n, 0 from the end of the work tile on. before: of the key tile before."""
-    return None if before is None else _read(cfg, args, work, key, n, before.page)
+    return None if before is None else _read(cfg, args, work, key, n, before.row)
 
 
-def _read(cfg, args, work, key, n, page) -> Ahead:
+def _read(cfg, args, work, key, n, row) -> Ahead:
     at, exists = _of_tile(cfg, work, key, n)
-    of_k, of_v = scales.of_blocks(cfg, args, work, at, page, exists)
-    return Ahead(of_k, of_v, _page_of(cfg, args, work, key, n + 1))
+    of_k, of_v = scales.of_blocks(cfg, args, work, at, row, exists)
+    return Ahead(of_k, of_v, _row_of(cfg, args, work, key, n + 1))
 
 
-def _page_of(cfg, args, work, key, n):
-    """The page of a key of key tile n; None where keys are not paged."""
-    return scales.page_of_key(cfg, args, work, *_of_tile(cfg, work, key, n))
+def _row_of(cfg, args, work, key, n) -> tuple | None:
+    """The page of a key of key tile n, and the row there; None where keys are not paged."""
+    return scales.row_of_key(cfg, args, work, *_of_tile(cfg, work, key, n))
 
 
 def _of_tile(cfg, work, key, n) -> tuple:

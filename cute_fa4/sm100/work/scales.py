@@ -18,7 +18,7 @@ Only the last two groups cost anything per key tile. A tensor with one number fo
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, select_
+from cutlass import Float32, Int32, Int64, Uint32, select_
 
 from ...layouts import cache_scales
 from ...layouts.scalars import maximum, minimum
@@ -113,27 +113,33 @@ def page_of_key(cfg, args, work, key, exists=True, otherwise=NO_PAGE):
 
     None where keys are not paged.
     """
+    found = row_of_key(cfg, args, work, key, exists, otherwise)
+    return None if found is None else found[0]
+
+
+def row_of_key(cfg, args, work, key, exists=True, otherwise=NO_PAGE) -> tuple | None:
+    """-> (that entry, the row of the key in its page)."""
     if cfg.kv_layout != "paged":
         return None
     of = work.sequence
     row, in_cache = key + of.k_first_row, args.lengths.cache_row(of.batch)
-    column, _ = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
+    column, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
     exists = exists & (key < of.num_keys)
-    return _entry_of_table(args.page_table, in_cache, column, exists, otherwise)
+    return _entry_of_table(args.page_table, in_cache, column, exists, otherwise), inside
 
 
-def of_blocks(cfg, args, work, key, page, exists=True) -> tuple:
+def of_blocks(cfg, args, work, key, found, exists=True) -> tuple:
     """The scales of the blocks of a key of a cache, four a word, of K and of V; 0 beyond the sequence.
 
-    page: of page_of_key, which may have been read long before
+    found: of row_of_key, which may have been read long before
     """
     exists = exists & (key < work.sequence.num_keys)
-    if page is None:
+    if found is None:
         place, exists = place_of_key(cfg, args, work, key, exists)
     else:
-        row = key + work.sequence.k_first_row
-        _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
-        place, exists = (page, inside), exists & (page >= 0) & (page < args.num_pages)
+        page, inside = found
+        place = Uint32(page).to(Int64), Uint32(inside).to(Int64)
+        exists = exists & (page >= 0) & (page < args.num_pages)
     at = place, work.tile.kv_head
     of_k, of_v = (
         _words(cfg, name, tensor, at, exists)
@@ -148,7 +154,7 @@ def _words(cfg, name: str, tensor, at: tuple, exists) -> tuple:
         return _words_of_bytes(cfg, name, tensor, at, exists)
     place, head = at
     words = range(cache_blocks.number_of(cfg, name) // SCALES_OF_WORD)
-    return tuple(_word_of(tensor, (*place, head, i), exists) for i in words)
+    return tuple(paged_rows.load_at_once(tensor, (*place, head, i), exists) for i in words)
 
 
 def _words_of_bytes(cfg, name: str, tensor, at: tuple, exists) -> tuple:
@@ -157,37 +163,13 @@ def _words_of_bytes(cfg, name: str, tensor, at: tuple, exists) -> tuple:
     number, words = cache_blocks.number_of(cfg, name), []
     layout = cache_blocks.layout_of(cfg, name)
     for first in range(0, number, SCALES_OF_WORD):
-        places = []
+        word = Int32(0)
         for i in range(first, min(first + SCALES_OF_WORD, number)):
             row, byte = cache_scales.place(layout, token, i, number)
-            places.append((*before, row, head, byte))
-        words.append(_joined(tensor, tuple(places), exists))
+            scale = paged_rows.load_at_once(tensor, (*before, row, head, byte), exists, "u8")
+            word = word | scale << 8 * (i - first)
+        words.append(word)
     return tuple(words)
-
-
-@cute.jit
-def _joined(tensor: cute.Tensor, places: tuple, exists: cutlass.Boolean) -> Int32:
-    """A word of up to four bytes of a tensor; 0 if they do not exist."""
-    value = Int32(0)
-    if exists:
-        value = _word_of_bytes(tensor, places)
-    return value
-
-
-def _word_of_bytes(tensor, places: tuple):
-    value = Int32(0)
-    for i, at in enumerate(places):
-        value = value | tensor[at].to(Int32) << 8 * i
-    return value
-
-
-@cute.jit
-def _word_of(tensor: cute.Tensor, place: tuple, exists: cutlass.Boolean) -> Int32:
-    """A word of a tensor; 0 if it does not exist."""
-    value = Int32(0)
-    if exists:
-        value = tensor[place]
-    return value
 
 
 def of_rope(cfg, args, work, key, end, exists):

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from types import ModuleType
 
 import cutlass.cute as cute
+from cutlass import Boolean
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
 from cute_fa4.sm100.steps import cache_blocks, raw_rows
+from cute_fa4.tma import paged_rows
 from tests.serving.batches import Batch, assert_agrees, packed_q, run
 from tests.serving.test_nvfp4 import Cache
 
@@ -69,6 +71,12 @@ def of_blocks() -> dict[str, tuple[ModuleType, str, Callable]]:
     return {
         "scales are those of the key tile before": (
             cache_blocks, "_of_tile", lambda made: lambda cfg, work, key, n: made(cfg, work, key, n - (n > 0)),
+        ),
+        "the page of a key is that of its row in the tile before": (
+            cache_blocks, "_row_of", lambda made: lambda *given: made(*given[:-1], given[-1] - (given[-1] > 0)),
+        ),
+        "scales are read whether or not the key exists": (
+            paged_rows, "load_at_once", lambda made: lambda x, at, wanted, *dtype: made(x, at, Boolean(True), *dtype),
         ),
         "blocks of a piece are one on": (
             cache_blocks, "scaled", lambda made: lambda dtypes, words, of, column: made(dtypes, words, of, column + 16),

@@ -43,6 +43,10 @@ class SlotWideTile(WideTile):
     def tiles(self, problem: Problem) -> SlotWideTiles:
         return SlotWideTiles.of(problem)
 
+    def load_apart(self, problem: Problem) -> bool:
+        """Also in stream-K splits of keys with scales of blocks, where ptxas spilled the common address."""
+        return super().load_apart(problem) or (problem.share_keys and problem.cache_blocks)
+
     def refusals(self, problem: Problem) -> list[str]:
         if problem.kv_dtype not in CACHED:
             return [

@@ -103,7 +103,7 @@ def flash_mla_with_kvcache(
                     (num_pages, page_size, 1, 584) is DeepSeek-V4's (FlashMLA's MODEL1): 448 values in e4m3, 7 e8m0
                     scales for 64 values each, and 64 RoPE values in bf16, all of which are keys and values. A page has
                     576 bytes for each row, then 8 for the scales of each; pages are a multiple of 576 bytes apart.
-                    (num_pages, page_size, 1, 512) of 16 bits: all columns are keys and values.
+                    (num_pages, page_size, 1, 512): all columns are keys and values; float8 with a quantized q.
                     Several latent heads in place of the 1, but not with 584 bytes: query heads h * heads / heads_kv
                     and the following belong to latent head h, and each has launches of its own. Lists of indices are
                     the same for all
@@ -255,6 +255,12 @@ def _attended(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
 def _is_quantised(q, given: dict) -> bool:
     """Whether a q of 16 bits gets 8, as the cache has; rows with scales of their own are dequantized."""
     cache, keeps = given["k_cache"], policy.stays_over_latent(given["q_quantize"])
+    if keeps and are_wide(q, cache) and cache.shape[-1] == LATENT_DEPTHS[1]:
+        raise ValueError(
+            f"q_quantize: 'never', or CUTE_FA4_FP8_QUERIES=never, with q of {q.dtype} over {LATENT_DEPTHS[1]} columns "
+            f"of {cache.dtype}; accepted: 'auto', which quantizes q, or a q of 8 bits; rows of "
+            f"{LATENT_DEPTHS[0]} columns, of 656 and of 584 bytes are dequantized"
+        )
     return are_wide(q, cache) and not (
         has_rows(cache) or given["k_block_scale"] is not None or keeps
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 from cute_fa4.aot.model_kernels import kernels
-from cute_fa4.dtypes import UNQUANTIZED
 
 
 def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
@@ -96,9 +95,9 @@ def latent(
     call = {None: "latent", "f32": "latent_rows"}.get((stored or {}).get("scale_dtype"))
     if call is None:
         call, depth = "latent_pages", depth_v
-    # A cache of 16 bits may have values alone.
-    of_16_bits = call == "latent" and not stored and shared["qkv_dtype"] in UNQUANTIZED
-    depths = (depth, depth_v) if of_16_bits else (depth,)
+    # A cache that is multiplied as it is stored may have values alone.
+    as_stored = call == "latent" and "kv_dtype" not in (stored or {})
+    depths = (depth, depth_v) if as_stored else (depth,)
     in_pages = call == "latent_pages"
     if shared["head_dim"] not in depths or (in_pages and heads_kv != 1):
         raise ValueError(

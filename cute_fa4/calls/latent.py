@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from cute_fa4.calls.attention import is_float32
-from cute_fa4.calls.operands.tensors import PAGED, WIDE, check_is_tensor, check_rank
+from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.request import Choices
 from cute_fa4.operands import PAGES, CallTensors, tensors_of
@@ -48,12 +48,11 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
     if out is not None:
         check_is_tensor("out", out)
     check_rank("k_cache", cache, PAGED)
-    of_16_bits = LATENT_DEPTHS[1:] if cache.dtype in WIDE else ()
-    if cache.shape[-1] not in (LATENT_DEPTHS[0], *of_16_bits, LATENT_ROW_BYTES):
+    if cache.shape[-1] not in (*LATENT_DEPTHS, LATENT_ROW_BYTES):
         raise ValueError(
             f"k_cache: {cache.shape[-1]} columns of {cache.dtype}, shape {tuple(cache.shape)}; accepted: "
             f"{LATENT_DEPTHS[0]}, {LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones, "
-            f"or {LATENT_DEPTHS[1]} of 16 bits, all of them values; or rows of {LATENT_ROW_BYTES} bytes, or of "
+            f"or {LATENT_DEPTHS[1]}, all of them values; or rows of {LATENT_ROW_BYTES} bytes, or of "
             f"{LATENT_BYTES_IN_PAGE} in pages"
         )
 

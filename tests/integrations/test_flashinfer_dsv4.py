@@ -1,7 +1,7 @@
 """FlashInfer's decode of DeepSeek V4: its test ported, with its lists, reference and tolerances, and lists apart.
 
 flashinfer-ai/flashinfer at fb28d724, tests/attention/test_trtllm_gen_sparse_mla_dsv4.py. Sizes are smaller: a page of
-the window has 32 rows, of the compressed cache 8 or 2, and lists of that have 40 or 12 keys. float8 is refused.
+the window has 32 rows, of the compressed cache 8 or 2, and lists of that have 40 or 12 keys.
 """
 
 from __future__ import annotations
@@ -162,12 +162,23 @@ def test_rows_of_584_bytes_with_lists_apart():
 
 SMALL = Problem(8, [1, 1], 140, (20, 12, 2), seed=6)
 GIVEN = SMALL.arguments(varlen=False)
-EIGHT = {
-    x: GIVEN[x].to(torch.float8_e4m3fn) for x in ("query", "swa_kv_cache", "compressed_kv_cache")
-}
+
+
+def test_float8_rows_agree_with_float64():
+    """P is rounded to three bits of mantissa, as over 576 columns (tests/sm100/latent/test_8_bits.py)."""
+    problem, e4m3 = Problem(8, [1, 1], 140, (20, 12, 2), seed=6), torch.float8_e4m3fn
+    problem.q = problem.q.to(e4m3).bfloat16()
+    for pool in (problem.window, problem.compressed):
+        pool.rows = pool.rows.to(e4m3).bfloat16()
+    given, exact = problem.arguments(varlen=False), problem.reference()
+    eight = {x: given[x].to(e4m3) for x in ("query", "swa_kv_cache", "compressed_kv_cache")}
+    out = flashinfer.trtllm_batch_decode_sparse_mla_dsv4(**given | eight)
+    assert out.dtype is torch.bfloat16
+    assert (out.view_as(exact).double() - exact).norm() < 0.03 * exact.norm()
+
+
 NO = NotImplementedError
 REFUSED = {
-    "float8 rows": (EIGHT, ValueError, "swa_kv_cache: "),
     "a tensor of scale": (dict(bmm1_scale=torch.ones(1)), NO, "bmm1_scale: a tensor over caches without a scale"),
     "a scale of values": (dict(bmm2_scale=2.0), NO, "bmm2_scale: 2.0 over caches without a scale"),
     "lists of pages": (dict(hca_seq_lens=torch.ones(2)), NO, "hca_seq_lens: "),

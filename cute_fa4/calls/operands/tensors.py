@@ -303,12 +303,12 @@ def are_in_pages(q, k) -> bool:
 
 def _check_latent(q, k, v) -> None:
     depths = q.shape[-1], v.shape[-1]
-    of_values = k.dtype in WIDE and depths == LATENT_DEPTHS[1:] * 2
+    of_values = depths == LATENT_DEPTHS[1:] * 2
     if not (are_in_pages(q, k) or of_values or depths == LATENT_DEPTHS):
         raise ValueError(
             f"q: head_dim {depths[0]} with head_dim_v {depths[1]}; accepted: {LATENT_DEPTHS[0]} with "
             f"{LATENT_DEPTHS[1]}: a row of the cache is {LATENT_DEPTHS[1]} latent columns, then "
-            f"{LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones; or {LATENT_DEPTHS[1]} of 16 bits, all of them values"
+            f"{LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones; or {LATENT_DEPTHS[1]}, all of them values"
         )
     if k.shape[-2] != 1:
         raise ValueError(

@@ -69,7 +69,8 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     """cute_fa4.flash_mla_with_kvcache over a window and a compressed cache, with FlashInfer's interface.
 
     query            (batch, queries of a request, heads, 512); with cum_seq_lens_q, (batch + 1,) int32, packed tokens
-                     (tokens, heads, 512), as many of each request as it says. bf16 or fp16; over rows of 584 bytes bf16
+                     (tokens, heads, 512), as many of each request as it says. bf16, fp16 or float8; over rows of 584 bytes
+                     bf16
     swa_kv_cache, compressed_kv_cache   (num_pages, 1, page_size, 512) of query's dtype, or (num_pages, page_size, 512);
                      kv_layout="NHD": (num_pages, page_size, 1, 512). With 584 in the place of 512: uint8, DeepSeek V4's
                      rows. Any page sizes, of each cache its own
@@ -88,7 +89,7 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     Accepted without effect: workspace_buffer, max_q_len, enable_pdl, backend, hca_use_persistent.
 
     Returns out, as query. NotImplementedError for scales that are tensors and for the lists of pages of "cute-dsl"
-    (hca_...); otherwise the errors of cute_fa4.flash_mla_with_kvcache, float8 rows of 512 columns among them.
+    (hca_...); otherwise the errors of cute_fa4.flash_mla_with_kvcache.
     """
     check_neutral(
         enable_pdl=enable_pdl, hca_swa_indices=hca_swa_indices, hca_seq_lens=hca_seq_lens, hca_is_causal=hca_is_causal,

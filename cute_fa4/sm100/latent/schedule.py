@@ -92,12 +92,10 @@ WITHOUT_ROPE = LATENT_DEPTH, LATENT_DEPTH
 def depths_not_built(problem: Problem, only: tuple[int, int] = DEPTHS) -> list[str]:
     """Reject everything except a latent cache with `only` so many columns of K and of V.
 
-    In 16 bits K may also have no rotary columns apart from those of V.
+    Where K is multiplied as it is stored, it may also have no rotary columns apart from those of V.
     """
     depths = (problem.qk_depth, problem.ov_depth)
-    accepted = [only] + [WITHOUT_ROPE] * (
-        only == DEPTHS and (problem.kv_dtype is None and not problem.is_quantized)
-    )
+    accepted = [only] + [WITHOUT_ROPE] * (only == DEPTHS and problem.kv_dtype is None)
     if problem.latent and depths in accepted:
         return []
     columns = " or ".join(f"qk_depth={qk}, ov_depth={ov}" for qk, ov in accepted)

@@ -1,4 +1,4 @@
-"""Latent caches of other forms, as FlashMLA's tests have them: 512 columns of 16 bits (MODEL1), and several heads.
+"""Latent caches of other forms, as FlashMLA's tests have them: 512 columns (MODEL1), and several heads.
 
 Rows beyond a sequence are NaN, and table entries beyond it are no page.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cute_fa4 import capabilities, emulator, flash_mla_sparse_fwd
+from cute_fa4 import capabilities, configs_for_model, emulator, flash_mla_sparse_fwd
 from tests.sm100.latent.latent_batches import LATENT, call_of
 
 SCALE, NO_PAGE = 0.05, 2**31 - 1
@@ -93,13 +93,27 @@ def test_a_decode_step_agrees_with_float64(name):
             agrees(out[b, i], lse[b, :, i], exact(q[b, i], keys, slice(0, max(end, 0))))
 
 
-@pytest.mark.parametrize("heads", [16, 128])
-def test_512_columns_have_the_bits_of_576_of_which_the_last_are_zeros(heads):
-    """Products with zeros change no sum."""
+# dtypes of q and of the cache: as stored, float8, and a q that is quantized before the call
+DTYPES_OF_BOTH = {
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "e4m3": (torch.float8_e4m3fn,) * 2,
+    "e5m2": (torch.float8_e5m2,) * 2,
+    "q quantized": (torch.bfloat16, torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("dtypes", DTYPES_OF_BOTH)
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_512_columns_have_the_bits_of_576_of_which_the_last_are_zeros(heads, dtypes):
+    """Products with zeros change no sum. Tiles of 16 and of 64 rows, whose P has another place, and pairs."""
+    of_q, of_cache = DTYPES_OF_BOTH[dtypes]
     cache = cache_of((140, 20), 64, 1, 512)
     q, found = queries_of(2, 1, heads, 512), []
     for more in (0, 64):
-        padded = [torch.nn.functional.pad(x, (0, more)) for x in (q, cache.cache)]
+        padded = [
+            torch.nn.functional.pad(x, (0, more)).to(dtype)
+            for x, dtype in ((q, of_q), (cache.cache, of_cache))
+        ]
         call = dict(q=padded[0], k_cache=padded[1])
         call |= dict(block_table=cache.table, cache_seqlens=cache.lengths)
         found.append(call_of(call, softmax_scale=SCALE))
@@ -178,6 +192,26 @@ def test_what_several_heads_do_not_have():
             call_of(call | changed)
 
 
-def test_capabilities_know_512_columns_of_16_bits():
-    found = {r.dtype: r.runs for r in capabilities(latent=True, head_dim=512, group=128)}
-    assert found["bf16"] and found["fp16"] and not found["e4m3"]
+def test_capabilities_and_model_lists_know_512_columns():
+    ask = dict(latent=True, head_dim=512, group=128)
+    assert all(row.runs for row in capabilities(**ask))
+    of_8_bits = ask | dict(dtype="bf16", kv_dtype="e4m3", arch="sm_100a")
+    assert {row.runs for row in capabilities(**of_8_bits)} == {True}
+    assert {row.runs for row in capabilities(**of_8_bits, q_quantize="never")} == {False}
+    listed = dict(head_dim=512, heads_q=16, heads_kv=1, calls=("latent",), page_sizes=(64,))
+    for arch in ("sm_100a", "sm_103a"):
+        found = configs_for_model(**listed, dtype="bf16", kv_dtype="e4m3", arch=arch)
+        found = [config for config in found if hasattr(config, "refusals")]
+        assert found and not any(config.refusals() for config in found)
+
+
+def test_float8_rows_of_512_columns_are_not_dequantized():
+    """The refusal says what to do: a q that is quantized runs, and so does the same call without the argument."""
+    cache = cache_of((20,), 64, 1, 512)
+    call = dict(
+        q=queries_of(1, 1, 16, 512), k_cache=cache.cache.to(torch.float8_e4m3fn),
+        block_table=cache.table, cache_seqlens=cache.lengths,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="over 512 columns of .*accepted: 'auto'"):
+        call_of(call, q_quantize="never")
+    assert torch.isfinite(call_of(call, q_quantize="auto")[0]).all()

@@ -44,7 +44,9 @@ def subject_of(name: str, level, **options) -> Subject:
 PRODUCT = lines("kernel", r"mul\.rn\.f16x2 (\S+), (\S+), (\S+);")
 CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e2m1x2 (\S+), byte0;")
 OF_TWO = lines("kernel", r"mov\.b32 (\S+), \{high, high\};")
-SECOND_WORD = lines("kernel", r"ld\.global\.b32\s+(\S+), \[(%rd\d+)\+4\];")
+WORD = lines(
+    "kernel", r"@wanted ld\.global\.b32 (\S+), \[(%rd\d+)\];"
+)  # the first of K, the last of V
 
 
 def mutants() -> tuple:
@@ -71,11 +73,11 @@ def mutants() -> tuple:
             replace(OF_TWO.last, r"mov.b32 \1, {low, low};"),
         ),
         planted(
-            "the last blocks of K have the scales of the first",
-            replace(SECOND_WORD.first, r"ld.global.b32 \1, [\2];"),
+            "the first blocks of K have the scales of the last",
+            replace(WORD.first, r"@wanted ld.global.b32 \1, [\2+4];"),
         ),
         planted(
             "the last blocks of V have the scales of the first, ahead",
-            replace(SECOND_WORD.last, r"ld.global.b32 \1, [\2];"),
+            replace(WORD.last, r"@wanted ld.global.b32 \1, [\2-4];"),
         ),
     )

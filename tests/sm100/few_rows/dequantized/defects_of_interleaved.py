@@ -18,7 +18,7 @@ def subject(level) -> Subject:
     return defects_of_blocks.subject_of(NAME, level, v_block_scale_layout="interleaved4")
 
 
-BYTE = lines("kernel", r"ld\.global\.b8\s+(\S+), \[(%rd\d+)\];")
+BYTE = lines("kernel", r"@wanted ld\.global\.u8 (\S+), \[(%rd\d+)\];")
 
 
 def mutants() -> tuple:
@@ -26,7 +26,7 @@ def mutants() -> tuple:
         return Mutant(name, NAME, replace(place, by), (WRONG_NUMBERS,))
 
     return (
-        planted("the scale of V is that of the token after", BYTE.first, r"ld.global.b8 \1, [\2+1];"),
-        planted("the scale of V is that of the block after", BYTE.first, r"ld.global.b8 \1, [\2+4];"),
-        planted("the last scale of V is that of the block before", BYTE.last, r"ld.global.b8 \1, [\2-4];"),
+        planted("the scale of V is that of the token after", BYTE.first, r"@wanted ld.global.u8 \1, [\2+1];"),
+        planted("the scale of V is that of the block after", BYTE.first, r"@wanted ld.global.u8 \1, [\2+4];"),
+        planted("the last scale of V is that of the block before", BYTE.last, r"@wanted ld.global.u8 \1, [\2-4];"),
     )  # fmt: skip

@@ -114,5 +114,5 @@ def test_a_mistake_with_scales_of_blocks_is_noticed(own_kernels, monkeypatch, na
 
 def test_the_list_names_what_there_is():
     assert is_right_of_4_bits("hostile", 1)
-    assert len(DEFECTS) == 19 and len(DEFECTS_OF_4_BITS) == 7
+    assert len(DEFECTS) == 19 and len(DEFECTS_OF_4_BITS) == 9
     assert kernel.KERNEL.__name__ == "SM100MHAWideWiden"

@@ -49,6 +49,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from ..layouts.swizzle import SWIZZLE_128B, Swizzle
+
 MAX_RANK = 5  # dimensions of a TMA descriptor
 CLIP_EXTENT = 1 << 30  # of a clipped load: extent of `a`, and the position of the lap
 LAP_BYTES = 1 << 34  # CLIP_EXTENT * LAP_BYTES = 2^64
@@ -63,12 +65,17 @@ class TMAOperand:
     tile_layout: cute.ComposedLayout  # shared-memory layout of one tile
 
 
+def swizzle_of(dtype, columns: int) -> Swizzle:
+    """The swizzle of rows of so many elements: of 128 bytes, or of a row that has fewer."""
+    return Swizzle(min(SWIZZLE_128B.span_bytes, columns * dtype.width // 8))
+
+
 def swizzled_tile(dtype, rows: int, columns: int, chunks_side_by_side: bool = False):
-    """CuTe layout of a tile of `rows` x `columns` elements in 128-byte swizzled chunks.
+    """CuTe layout of a tile of `rows` x `columns` elements in swizzled chunks, of 128 bytes if a row has as many.
 
     chunks_side_by_side: eight rows of every chunk, then the next eight (layouts/page_tiles.py).
     """
-    kind = tcgen05.SmemLayoutAtomKind.K_SW128
+    kind = tcgen05.SmemLayoutAtomKind[swizzle_of(dtype, columns).atom_kind(mn_major=False)]
     atom = tcgen05.make_smem_layout_atom(kind, dtype)
     return cute.tile_to_shape(
         atom, (rows, columns), order=(1, 0) if chunks_side_by_side else (0, 1)
@@ -222,7 +229,7 @@ def rows_of_heads_view(tensor, space: RowSpace):
 
 def make_row_operand(view, dtype, columns: int) -> TMAOperand:
     """Descriptor for single rows of `columns` elements, which fill a swizzle span, for gathers."""
-    swizzle = cute.make_swizzle(3, 4, 3)
+    swizzle = cute.make_swizzle(*swizzle_of(dtype, columns).cute_bits)
     row = cute.make_layout((1, columns), stride=(columns, 1))
     layout = cute.make_composed_layout(swizzle, 0, row)
     atom, coordinates = cpasync.make_tiled_tma_atom(

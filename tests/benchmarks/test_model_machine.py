@@ -18,7 +18,8 @@ from cute_fa4.emulator.model.constants import B200, operand_bytes, umma_interval
 from cute_fa4.emulator.model.control_codes import ControlCode
 from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
 from cute_fa4.emulator.model.machine import Machine
-from cute_fa4.emulator.model.program import parse
+from cute_fa4.emulator.model.pipes import Pipes
+from cute_fa4.emulator.model.program import Instruction, parse
 from cute_fa4.emulator.model.trace import Event, Trace
 
 PLAIN = ControlCode(stall=1, may_yield=False, write=None, read=None, wait_mask=0, reuse=0)
@@ -155,6 +156,14 @@ def test_a_pipe_takes_32_lanes_at_its_rate(text, expected):
     path, codes = program(*[text] * 10)
     # The tenth one starts nine times the pipe's time after the first; EXIT follows a cycle later.
     assert cycles({0: path}, codes).ends[0, 0] == 9 * expected + 1
+
+
+def test_fragments_of_16_lanes_have_more_registers_for_each_repetition():
+    """tcgen05.st: 16x128b.x16 and 16x256b.x8 move the 32 words of a thread that 32x32b.x32 moves."""
+    pipes = Pipes(B200)
+    stores = "STTM.x32", "STTM.16dp128bit.x16", "STTM.16dp256bit.x8"
+    costs = [pipes.cost(Instruction(0, None, opcode, "tmem[UR5], R4")) for opcode in stores]
+    assert len(set(costs)) == 1
 
 
 def test_warps_of_a_sub_partition_share_its_pipes_and_others_do_not():

@@ -76,6 +76,7 @@ SYNCHRONISING = {
 }
 
 UNMATCHED_COST = 60.0
+LOST = 3  # events in a row: ptxas writes mbarrier.init, of 32 mbarriers each, as a store to shared memory
 GUARDED_COST = 5.0
 ORDER_COST = 8.0
 TIE_COST = 4.0
@@ -296,8 +297,8 @@ class _Aligner:
             skip = GUARDED_COST if ins.guard else UNMATCHED_COST
             for position, (cost, matches) in states.items():
                 offer(position, cost + skip, matches)
-                # The event itself, or the one after an event that no instruction stands for.
-                for lost in range(3):
+                # The event itself, or the one after events that no instruction stands for.
+                for lost in range(LOST + 1):
                     where = position + lost
                     if where < len(events) and events[where].kind == kind:
                         more = lost * UNMATCHED_COST + self._cost(ins, events[where])

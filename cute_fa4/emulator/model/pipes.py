@@ -150,11 +150,17 @@ class Pipes:
 
     def _tensor_memory(self, ins: Instruction) -> Cost:
         found = _COLUMNS.search(ins.opcode)
-        nbytes = LANES * 4 * (int(found[1]) if found else 1)
+        nbytes = LANES * 4 * (int(found[1]) if found else 1) * _registers_of_column(ins.opcode)
         load = ins.name == "LDTM"
         rate = self._value["rate_tmem_load" if load else "rate_tmem_store"] / SUB_PARTITIONS
         latency = self._value["lat_tmem"]
         return Cost("tmem", nbytes / rate, latency + nbytes / rate, latency + nbytes / rate)
+
+
+def _registers_of_column(opcode: str) -> int:
+    """Registers for each of the .xN of LDTM and STTM: of rows in 16 lanes, those of 128 or 256 bits have 2 or 4."""
+    found = re.search(r"16dp(128|256)bit", opcode)
+    return int(found[1]) // 64 if found else 1
 
 
 def _bytes_a_lane(ins: Instruction) -> int:

@@ -189,11 +189,11 @@ def raw_row() -> Barrier:
 
 
 def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
-    """The barriers of the ring of scales of keys (roles/token_scales.py). readers: the threads that read an entry."""
+    """The barriers of a ring of scales of keys (roles/token_scales.py). readers: the threads that read an entry."""
     full, empty = "scales_full", "scales_empty"
     return (
         Barrier(
-            *(full, SCALE_SLOT, (every_thread(warps, "scales"),), "softmax"),
+            *(full, SCALE_SLOT, (every_thread(warps, "scales"),), readers.role),
             *("the scales of a key tile are ready", empty),
         ),
         Barrier(*(empty, SCALE_SLOT, (readers,), "scales", "they have been read", full)),

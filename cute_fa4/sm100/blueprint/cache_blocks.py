@@ -12,6 +12,14 @@ def number_of(problem, tensor: str) -> int:
     return depth // row_of(problem.kv_dtype).block
 
 
+def words_of(problem) -> tuple[int, int]:
+    """Words of four scales of a row of K, and of V; the last may have fewer. Both 0: the cache has no such scales."""
+    if not problem.cache_blocks:
+        return 0, 0
+    of_k, of_v = (-(-number_of(problem, tensor) // SCALES_OF_WORD) for tensor in "kv")
+    return of_k, of_v
+
+
 def layout_of(problem, tensor: str) -> str:
     """Where they lie (layouts/cache_scales.py); those of K are linear."""
     return problem.v_block_scale_layout if tensor == "v" else LINEAR

@@ -112,9 +112,14 @@ class Tiles:
         return self.problem.operand.elements_in(SWIZZLE_BYTES)
 
     @property
+    def kv_span_bytes(self) -> int:
+        """Bytes of the swizzle span of K and V in the ring."""
+        return SWIZZLE_BYTES
+
+    @property
     def kv_granule(self) -> int:
         """The same for elements of K and V as they are stored."""
-        return elements_in(self.problem.stored_dtype, SWIZZLE_BYTES)
+        return elements_in(self.problem.stored_dtype, self.kv_span_bytes)
 
     @property
     def o_granule(self) -> int:

@@ -33,7 +33,8 @@ def depth_of(cfg, place: Place, of_o):
     5th Generation: data path layout F").
     """
     if cfg.tiles.pv_mma_shape[0] == 128:
-        depth = place.thread if len(cfg.tmem.o) == 1 else place.thread + of_o * 128
+        depth = cfg.tiles.depth_of_lane(place.thread)
+        depth = depth if len(cfg.tmem.o) == 1 else depth + of_o * 128
         return depth, depth < cfg.ov_depth
     depth = place.warp * 16 + place.lane % 16
     return depth, (place.lane < 16) & (depth < cfg.ov_depth)

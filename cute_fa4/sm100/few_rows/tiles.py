@@ -96,6 +96,10 @@ class SwappedTiles(Tiles):
         """(M, N, K) of O^T += V^T P^T: depth with its padding, query rows, keys."""
         return (self.padded_ov_depth, self.q_box_rows, self.BN)
 
+    def depth_of_lane(self, lane):
+        """The column of V that a lane of O^T is, of 128 lanes."""
+        return lane
+
     @property
     def s_columns(self) -> int:
         return self.q_box_rows

@@ -47,9 +47,23 @@ def load_with_maximum(address, columns: int) -> tuple:
 
 def store(address, words: list):
     """32-bit words (Int32 or Float32) to this thread's row, from the column of `address` on."""
+    _store(nvvm.Tcgen05LdStShape.SHAPE_32X32B, address, words)
+
+
+def store_fragments(address, words: list, columns: int):
+    """Words to the 16 rows from the lane of `address` on, as the fragments of matrices of so many columns, 4 or 8.
+
+    4: words 2 i and 2 i + 1 of lane l are column 4 i + l % 4 of rows l / 4 and l / 4 + 8
+    8: words 4 i to 4 i + 3 are columns 8 i + 2 (l % 4) and the next of row l / 4, then of row l / 4 + 8
+    """
+    shape = {4: nvvm.Tcgen05LdStShape.SHAPE_16X128B, 8: nvvm.Tcgen05LdStShape.SHAPE_16X256B}
+    _store(shape[columns], address, words)
+
+
+def _store(shape, address, words: list):
     values = [word.bitcast(Int32) if isinstance(word, Float32) else word for word in words]
     packed = vector.from_elements(T.vector(len(values), T.i32()), [v.ir_value() for v in values])
-    nvvm.tcgen05_st(nvvm.Tcgen05LdStShape.SHAPE_32X32B, _pointer(address), packed)
+    nvvm.tcgen05_st(shape, _pointer(address), packed)
 
 
 def load_batches(address, columns: int, batch: int):

@@ -25,13 +25,14 @@ from ...dtypes import DTYPES, bytes_of
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
 from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 from ...layouts.scalars import choose, maximum, minimum
+from ...layouts.swizzle import Swizzle
 from ...tma import copies
 from ...tma.gathered_rows import ROWS, GatheredRows
 from ...tma.paged_rows import PagedRowIndices
 from ...tma.tensor_maps import clipped_load
 from .tma import KVOperand
 
-SPAN_BYTES = 128  # bytes of one row of a chunk
+SPAN_BYTES = 128  # bytes of one row of a chunk, nearly everywhere
 BEYOND_EVERY_ROW = 1 << 28  # in groups of eight rows: TMA finds no such row and fills zeros
 LEADING_BIT = 16  # first bit of the distance of spans in a descriptor's low word
 DESCRIPTOR_UNIT = 16  # bytes of one unit of a descriptor's address
@@ -54,6 +55,7 @@ class KVBufferConfig:
     rest            the columns after these, in one buffer for all slots; None if there are none
     rest_offset     distance of that buffer from slot 0, in bytes
     offset          where the tile begins in its slot, in bytes
+    span_bytes      of a row of a chunk
     """
 
     rows: int
@@ -71,6 +73,7 @@ class KVBufferConfig:
     rest: "KVBufferConfig | None" = None
     rest_offset: int = 0
     offset: int = 0
+    span_bytes: int = SPAN_BYTES
 
     @staticmethod
     def for_k(cfg) -> "KVBufferConfig":
@@ -112,6 +115,7 @@ class KVBufferConfig:
             whole_pages=cfg.tiles.pages_come_whole,
             gathered=cfg.tiles.gathers_rows,
             cta_group=cfg.tiles.cta_group,
+            span_bytes=cfg.tiles.kv_span_bytes,
         )
 
     @property
@@ -121,7 +125,7 @@ class KVBufferConfig:
             kind = PageMNMajorTile if self.walks_keys else PageKMajorTile
         else:
             kind = MNMajorTile if self.walks_keys else KMajorTile
-        return kind(self.rows, self.columns, DTYPES[self.dtype].bits)
+        return kind(self.rows, self.columns, DTYPES[self.dtype].bits, Swizzle(self.span_bytes))
 
     @property
     def num_steps(self) -> int:
@@ -191,7 +195,7 @@ class KVBuffer:
             row, valid = found.box(p)
             first, further = clipped_load(row, valid, kv_head)
             for chunk in range(chunks):
-                at = address + chunk * cfg.rows * SPAN_BYTES + p * cfg.box_rows * SPAN_BYTES
+                at = address + chunk * cfg.rows * cfg.span_bytes + p * cfg.box_rows * cfg.span_bytes
                 copies.load_tile(
                     self.tma.boxes, DTYPES[cfg.dtype].cutlass, at, mbarrier, first, further,
                     column + chunk * chunk_columns,
@@ -250,7 +254,8 @@ def gather_tile(
     column,
 ):
     """Copy a tile of gathered rows."""
-    shape = Gathered(cfg.rows, cfg.columns // cfg.tile.span_elements, cfg.cta_group)
+    chunks = cfg.columns // cfg.tile.span_elements
+    shape = Gathered(cfg.rows, chunks, cfg.cta_group, cfg.span_bytes)
     gather_chunks(shape, tma, address, mbarrier, found, kv_head, column)
 
 

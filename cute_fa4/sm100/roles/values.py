@@ -46,8 +46,12 @@ def run(
         first, count = work.tiles.first, work.tiles.count
         entries = loads.look_up(cfg, args, work, first)
         for n in cutlass.range(first, first + count, unroll=1):
-            ahead = loads.look_up(cfg, args, work, n + 1)
-            _, found = loads.find_rows(cfg, args, work, n, entries)
+            if cutlass.const_expr(cfg.tiles.gathers_rows):
+                ahead = loads.look_up(cfg, args, work, n + 1)
+                _, found = loads.find_rows(cfg, args, work, n, entries)
+            else:  # a box needs its page at once: a look-up in flight would be waited for, too
+                _, found = loads.find_rows(cfg, args, work, n, entries)
+                ahead = loads.look_up_at_once(cfg, args, work, n + 1)
             at = kv.skip(loads.load_v(cfg, v, kv, work, at, found))
             entries = ahead
         number = number + 1

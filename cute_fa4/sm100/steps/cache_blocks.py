@@ -16,7 +16,7 @@ from cute_fa4.dtypes import DTYPES, E4M3, FP16
 from cute_fa4.layouts.block_scales import ONE
 
 from ..work import blocks, scales
-from .pieces import as_16_bits, both_halves, multiplied_halves, powers
+from .pieces import as_16_bits, both_halves, multiplied_halves, pairs_of_powers, powers
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ def read(cfg, args, work, key, n, before: Ahead | None) -> Ahead | None:
 
 
 def _read(cfg, args, work, key, n, row) -> Ahead:
-    at, exists = _of_tile(cfg, work, key, n)
+    at, exists = of_tile(cfg, work, key, n)
     of_k, of_v = scales.of_blocks(cfg, args, work, at, row, exists)
     return Ahead(of_k, of_v, _row_of(cfg, args, work, key, n + 1))
 
 
 def _row_of(cfg, args, work, key, n) -> tuple | None:
     """The page of a key of key tile n, and the row there; None where keys are not paged."""
-    return scales.row_of_key(cfg, args, work, *_of_tile(cfg, work, key, n))
+    return scales.row_of_key(cfg, args, work, *of_tile(cfg, work, key, n))
 
 
-def _of_tile(cfg, work, key, n) -> tuple:
+def of_tile(cfg, work, key, n) -> tuple:
     """-> (key number `key` of key tile n, whether the work tile has that key tile)."""
     at = blocks.key_tile(cfg, n) * cfg.tiles.BN + key
     return at, n < work.tiles.first + work.tiles.count
@@ -74,9 +74,22 @@ def factors(dtypes: tuple[str, str], words: tuple) -> list:
     stored, dtype = dtypes
     row = DTYPES[stored]
     if row.cache_scales is not E4M3:
-        most = ONE + FP16.largest_log2 - row.largest_log2  # the largest number times it is finite
-        return [two for word in words for two in powers(word, most, dtype)]
+        return [two for word in words for two in powers(word, _most(row), dtype)]
     return [two for pair in as_16_bits(list(words), E4M3.name, dtype) for two in both_halves(pair)]
+
+
+def factors_of_pairs(dtypes: tuple[str, str], words: list) -> list:
+    """Words of four scales -> two words of two each, in the same order. dtypes: as factors takes them."""
+    stored, dtype = dtypes
+    row = DTYPES[stored]
+    if row.cache_scales is not E4M3:
+        return [pair for word in words for pair in pairs_of_powers(word, _most(row), dtype)]
+    return as_16_bits(words, E4M3.name, dtype)
+
+
+def _most(row) -> int:
+    """The largest e8m0 byte whose power times the largest number is finite in fp16."""
+    return ONE + FP16.largest_log2 - row.largest_log2
 
 
 def scaled(dtypes: tuple[str, str], numbers: list, of_key: list | None, column: int) -> list:

@@ -79,6 +79,18 @@ def look_up_tile(cfg, args: KernelArgs, work: Work, n):
     )
 
 
+def look_up_at_once(cfg, args: KernelArgs, work: Work, n):
+    """look_up without a branch, of boxes: the address is there when the entries before it arrive."""
+    if cfg.kv_layout != "paged":
+        return Int32(0)
+    row = args.lengths.cache_row(work.sequence.batch)
+    sizes = cfg.tiles.BN, cfg.page_size
+    first_key = blocks.key_tile(cfg, n) * cfg.tiles.BN
+    return paged_rows.look_up_at_once(
+        sizes, args.page_divisor, args.page_table, row, first_key, work.sequence.num_keys
+    )
+
+
 def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
     """The page table's entries for a CTA's first turn, before the sequence length is known, if it has keys there.
 

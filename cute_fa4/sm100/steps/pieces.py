@@ -41,6 +41,50 @@ def load_word(address) -> Int32:
     return _words("ld.shared.b32 $0, [$1];", [address], 1, True)[0]
 
 
+def load_transposed(address, bits: int) -> list:
+    """Four words of transposed matrices of shared memory, whose rows of 16 bytes are at the addresses of the lanes.
+
+    bits  16: four matrices of 8 x 8 elements; lane l has elements 2 (l % 4) and the next of column l / 4 of each
+          8: two of 16 x 16 bytes; lane l has bytes 4 (l % 4) to the third after it of columns l / 4 and l / 4 + 8
+
+    PTX ISA, "ldmatrix".
+    """
+    shape = {16: "m8n8.x4", 8: "m16n16.x2"}[bits]
+    text = f"ldmatrix.sync.aligned.{shape}.trans.shared.b{bits} {{$0, $1, $2, $3}}, [$4];"
+    return _words(text, [address], WORDS, True)
+
+
+def store_word(address, word):
+    """A word to shared memory."""
+    _store("st.shared.b32 [$0], $1;", address, word)
+
+
+def store_half(address, word):
+    """The lower 16 bits of a word to shared memory."""
+    _store(
+        "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $1;\nst.shared.b16 [$0], low;\n}",
+        address,
+        word,
+    )
+
+
+def _store(text: str, address, word):
+    llvm.inline_asm(
+        None,
+        [Int32(address).ir_value(), Int32(word).ir_value()],
+        text,
+        "r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def permuted(first, second, selector: int) -> Int32:
+    """Bytes of two words, chosen by the hexadecimal digits of a selector: 0 to 3 of the first, 4 to 7 of the second."""
+    return _words(f"prmt.b32 $0, $1, $2, {selector:#x};", [first, second], 1, False)[0]
+
+
 def as_fp16(words: list, dtype: str) -> list:
     """Words of four 8-bit numbers -> twice as many words of two fp16, in the same order; of eight 4-bit ones, four."""
     return _as_halves(words, dtype, HALVES[FP16.name])
@@ -98,16 +142,27 @@ def powers(word, most: int, dtype: str = FP16.name) -> list:
 
     most: the largest byte whose power counts, at most 142. dtype: of 16 bits
     """
-    out = []
-    for place in range(WORDS):
-        text = (
-            "{\n.reg .b32 byte, bits;\n.reg .pred above;\n"
-            f"bfe.u32 byte, $1, {8 * place}, 8;\nshl.b32 bits, byte, 23;\n"
-            f"setp.gt.u32 above, byte, {most};\nselp.b32 bits, 0x7fffffff, bits, above;\n"
-            f"cvt.rn.{HALVES[dtype]}.f32 $0, bits, bits;\n}}"
+    return [_word_of_powers(word, (place, place), most, dtype) for place in range(WORDS)]
+
+
+def pairs_of_powers(word, most: int, dtype: str = FP16.name) -> list:
+    """The same -> a word of the powers of the first two bytes, and one of the others."""
+    return [_word_of_powers(word, (place, place + 1), most, dtype) for place in (0, 2)]
+
+
+def _word_of_powers(word, places: tuple, most: int, dtype: str) -> Int32:
+    names = dict(zip(places, ("bits", "upper"), strict=True))
+    if len(names) == 1:
+        names = {places[0]: "bits"}
+    text = f"{{\n.reg .b32 byte, {', '.join(names.values())};\n.reg .pred above;\n"
+    for place, bits in names.items():
+        text += (
+            f"bfe.u32 byte, $1, {8 * place}, 8;\nshl.b32 {bits}, byte, 23;\n"
+            f"setp.gt.u32 above, byte, {most};\nselp.b32 {bits}, 0x7fffffff, {bits}, above;\n"
         )
-        out += _words(text, [word], 1, False)
-    return out
+    lower, upper = (names[place] for place in places)
+    text += f"cvt.rn.{HALVES[dtype]}.f32 $0, {upper}, {lower};\n}}"
+    return _words(text, [word], 1, False)[0]
 
 
 def numbers_of(words: list) -> list:

@@ -140,6 +140,61 @@ def of_blocks(cfg, args, work, key, found, exists=True) -> tuple:
         page, inside = found
         place = Uint32(page).to(Int64), Uint32(inside).to(Int64)
         exists = exists & (page >= 0) & (page < args.num_pages)
+    return _of_tensors(cfg, args, work, place, exists)
+
+
+@cute.jit
+def of_blocks_of_keys(
+    cfg: cutlass.Constexpr,
+    args,
+    work,
+    key: Int32,
+    page: Int32 | None,
+    exists: cutlass.Boolean,
+    number: cutlass.Constexpr,
+) -> tuple:
+    """The words of `number` keys from `key` on, which have one page: of K and V of the first, then the second ..."""
+    end = work.sequence.num_keys
+    (*before, row), exists = _place_in_page(cfg, args, work, key, page, exists)
+    found = (Int32(0),) * (number * sum(cache_blocks.words_of(cfg)))
+    if exists & (key + number <= end):  # all of them: one test
+        found = ()
+        each = [_words_of_rows(cfg, args, work, name, (*before, row), number) for name in "kv"]
+        for i in cutlass.range_constexpr(number):
+            found += each[0][i] + each[1][i]
+    elif exists & (key < end):
+        found = ()
+        for i in cutlass.range_constexpr(number):
+            of_k, of_v = _of_tensors(cfg, args, work, (*before, row + i), key + i < end)
+            found += of_k + of_v
+    return found
+
+
+def _words_of_rows(cfg, args, work, name: str, place: tuple, number: int) -> list:
+    """The scales of `number` keys that exist, from a place on, of "k" or "v": their rows are one stride apart."""
+    tensor = args.descales["kv".index(name) - 2]
+    *before, row = place
+    if not cache_blocks.in_words(cfg, name):
+        at = [((*before, row + i), work.tile.kv_head) for i in range(number)]
+        return [_words(cfg, name, tensor, one, cutlass.Boolean(True)) for one in at]
+    words = cache_blocks.number_of(cfg, name) // SCALES_OF_WORD
+    first = tensor.iterator + tensor.layout((*place, work.tile.kv_head, 0))
+    stride = tensor.layout.stride[-3], 1
+    rows = cute.make_tensor(first, cute.make_layout((number, words), stride=stride))
+    return [tuple(rows[i, word] for word in range(words)) for i in range(number)]
+
+
+def _place_in_page(cfg, args, work, key, page, exists) -> tuple:
+    """-> (index of a key in a tensor of scales, without the head; whether it is in a page, if keys are paged)."""
+    if page is None:
+        return place_of_key(cfg, args, work, key, exists)
+    row = key + work.sequence.k_first_row
+    _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
+    return (page, inside), exists & (page >= 0) & (page < args.num_pages)
+
+
+def _of_tensors(cfg, args, work, place: tuple, exists) -> tuple:
+    """Words of the scales at a place, of K and of V."""
     at = place, work.tile.kv_head
     of_k, of_v = (
         _words(cfg, name, tensor, at, exists)

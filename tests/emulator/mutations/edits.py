@@ -179,7 +179,8 @@ def section(text: list[str], name: str) -> tuple[int, int]:
         return _without_correction(text)[name]
     softmax = _first(text, r"setmaxnreg\.inc")
     correction = _first(text, r"setmaxnreg\.dec", softmax)
-    mma = _first(text, r"setmaxnreg\.dec", correction + 1)
+    decreases = [i for i, line in enumerate(text) if "setmaxnreg.dec" in line]
+    mma = next((i for i in decreases if i > correction), len(text))
     load = max(i for i, line in enumerate(text) if "tcgen05.commit" in line) + 1
     last_sync = max(i for i, line in enumerate(text) if re.search(r"bar\.sync\s+0;", line))
     if load <= mma:  # there is no correction: the warps after mma and load dequantize

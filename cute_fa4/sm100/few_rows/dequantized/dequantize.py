@@ -1,30 +1,49 @@
-"""The `dequantize` warps: K and V of 8 or 4 bits from the ring -> fp16 where the MMA reads them. A thread owns a key.
+"""The `dequantize` warps: K and V of 8 or 4 bits from the ring -> fp16 in tensor memory, where the MMA reads them.
 
-    K     the key's lane of tensor memory, two columns of K per column: no write to shared memory and no read from it
-    V     the key's line in shared memory, as TMA would have written it
+    K     a thread owns a key: its row of the ring becomes its lane, two columns of K per column
+    V     a warp owns 32 columns of V, transposed: transposed.py
 
-Per key tile, a thread does 2 loads of 16 bytes for 32 columns, one conversion for two elements, and one store of 16
-bytes for 8 columns of V. Columns of 4 bits are half the loads. Where blocks have scales, each word is multiplied by
-that of its block (steps/cache_blocks.py). Every work tile starts with Q (queries.py). A slot of the ring is free once
-it has been read.
+Four warps have even key tiles, four odd ones, so a warp has the time of two key tiles for its waits. One conversion
+takes two elements; where blocks have scales, one multiplication follows (block_scales.py brings them). Q of a work tile
+comes from the warps of even key tiles (queries.py). A slot of the ring is free once it has been read.
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...blueprint.chip import WARP_SIZE
 from ...instructions import tensor_memory
 from ...steps import cache_blocks
-from ...steps.pieces import WORDS, as_fp16, load_piece
-from ...steps.store import PIECE_BYTES, store_piece
+from ...steps.pieces import as_fp16, load_piece
+from ...steps.store import PIECE_BYTES
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
-from . import queries
+from . import block_scales, queries, transposed
 from .tiles import WIDE_DTYPE
 
 COLUMNS_OF_STORE = 64  # of K: 32 columns of tensor memory
-COLUMNS_OF_LINE = PIECE_BYTES // 2  # of V in a piece of its line
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a thread does of a key tile.
+
+    key     the key whose K it has
+    warp    of four: with the columns of V that it has
+    tmem    address of the first column for this warp's lanes
+    buffer  of K and V, an int
+    free    the parity of the barriers that say that it is free
+    """
+
+    key: Int32
+    warp: Int32
+    tmem: Int32
+    buffer: cutlass.Constexpr
+    free: Int32
 
 
 def columns_of_piece(cfg) -> int:
@@ -37,23 +56,26 @@ def to_fp16(cfg) -> tuple[str, str]:
     return cfg.kv_dtype, WIDE_DTYPE
 
 
-def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int, of_key: list | None) -> list:
-    """Columns of a key as words of two fp16: `number` pieces from piece `first` on. of_key: scales of its blocks."""
-    tile, words = cfg.tiles.ring_tile, []
+def read_row(cfg, smem: Smem, slot, key, columns: int) -> list:
+    """The first columns of a key in a slot of the ring, as they are stored: pieces of four words."""
+    tile = cfg.tiles.ring_tile
     address = smem.kv_address + slot * cfg.tiles.kv_slot_bytes
-    for piece in range(first, first + number):
-        words += load_piece(address + tile.offset(key, piece * PIECE_BYTES))
-    return cache_blocks.scaled(
-        to_fp16(cfg), as_fp16(words, cfg.kv_dtype), of_key, first * columns_of_piece(cfg)
-    )
+    pieces = range(columns // columns_of_piece(cfg))
+    return [load_piece(address + tile.offset(key, piece * PIECE_BYTES)) for piece in pieces]
 
 
-def dequantize_k(cfg, smem: Smem, slot, key, k_address, of_key: list | None):
+def as_numbers(cfg, pieces: list, first: int, of_key: list | None) -> list:
+    """Pieces from piece `first` on as words of two fp16. of_key: scales of the key's blocks."""
+    words = as_fp16([word for piece in pieces for word in piece], cfg.kv_dtype)
+    return cache_blocks.scaled(to_fp16(cfg), words, of_key, first * columns_of_piece(cfg))
+
+
+def store_k(cfg, pieces: list, k_address, of_key: list | None):
     """K of a key to its lane: the columns that the MMA contracts."""
     columns = columns_of_piece(cfg)
-    pieces, at_once = cfg.tiles.qk_mma_shape[2] // columns, COLUMNS_OF_STORE // columns
-    for first in range(0, pieces, at_once):
-        words = read_pieces(cfg, smem, slot, key, first, min(at_once, pieces - first), of_key)
+    at_once = COLUMNS_OF_STORE // columns
+    for first in range(0, len(pieces), at_once):
+        words = as_numbers(cfg, pieces[first : first + at_once], first, of_key)
         for part, column in powers_of_two(len(words)):
             at = k_address + first * columns // 2 + column
             tensor_memory.store(at, words[column : column + part])
@@ -75,56 +97,78 @@ def powers_of_two(number: int) -> list:
     return out
 
 
-def dequantize_v(cfg, smem: Smem, slot, key, v_address, of_key: list | None):
-    """V of a key to its line, with the padding of the depth, which is zeros."""
-    tile, columns = cfg.tiles.v_tile, columns_of_piece(cfg)
-    for piece in range(cfg.tiles.padded_ov_depth // columns):
-        words = read_pieces(cfg, smem, slot, key, piece, 1, of_key)
-        for stored in range(columns // COLUMNS_OF_LINE):
-            column = piece * columns + stored * COLUMNS_OF_LINE
-            part = words[WORDS * stored : WORDS * (stored + 1)]
-            store_piece(v_address + tile.offset(key, column), part)
-    cute.arch.fence_proxy("async.shared", space="cta")
-
-
 @cute.jit
-def key_tile(
+def k_of_tile(
     cfg: cutlass.Constexpr,
     smem: Smem,
-    tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,
     at: Slot,
-    tile: Int32,
-    mine: cache_blocks.Key,
-) -> Slot:
-    """K and V of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
-    key = mine.key
-    buffer, free = tile & 1, (tile >> 1 & 1) ^ 1
-    first, second = cfg.schedule.k_columns(cfg)
+    place: Place,
+    of_key: tuple | None,
+):
+    """K of the key tile that is at place, from its slot. of_key: words of scales; None: there are none."""
     kv.wait(at)
-    events.k_free.wait(buffer, free)
+    pieces = read_row(cfg, smem, at.index, place.key, cfg.tiles.qk_mma_shape[2])
+    cute.arch.mbarrier_arrive(kv.empty + at.index)
+    factors = None
+    if cutlass.const_expr(of_key is not None):
+        factors = cache_blocks.factors(to_fp16(cfg), of_key)
+    events.k_free.wait(place.buffer, place.free)
     tensor_memory.fence_after()
-    of_k = (
-        None
-        if cutlass.const_expr(mine.scales is None)
-        else cache_blocks.factors(to_fp16(cfg), mine.scales.of_k)
-    )
-    dequantize_k(cfg, smem, at.index, key, tmem + first + buffer * (second - first), of_k)
-    cute.arch.mbarrier_arrive(kv.empty + at.index)
-    events.k_wide.arrive(buffer)
-    at = at.next(kv.slots)
+    store_k(cfg, pieces, place.tmem + cfg.schedule.k_columns(cfg)[place.buffer], factors)
+    events.k_wide.arrive(place.buffer)
+
+
+@cute.jit
+def v_of_tile(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at: Slot,
+    place: Place,
+    of_keys: tuple | None,
+):
+    """V of the same tile. of_keys: bytes of scales."""
     kv.wait(at)
-    events.v_free.wait(buffer, free)
-    of_v = (
-        None
-        if cutlass.const_expr(mine.scales is None)
-        else cache_blocks.factors(to_fp16(cfg), mine.scales.of_v)
-    )
-    dequantize_v(cfg, smem, at.index, key, smem.v_address + buffer * cfg.tiles.v_tile.nbytes, of_v)
+    if cutlass.const_expr(cfg.tiles.lanes_beyond_depth):
+        if place.warp < cfg.tiles.warps_of_depth:
+            own_columns_of_v(cfg, smem, events, kv, at, place, of_keys)
+        else:
+            cute.arch.mbarrier_arrive(kv.empty + at.index)
+            events.v_free.wait(place.buffer, place.free)
+    else:
+        own_columns_of_v(cfg, smem, events, kv, at, place, of_keys)
+    events.v_wide.arrive(place.buffer)
+
+
+@cute.jit
+def own_columns_of_v(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at: Slot,
+    place: Place,
+    of_keys: tuple | None,
+):
+    """The columns of V that the warp has."""
+    groups = transposed.read(cfg, smem, at.index, place.warp, cute.arch.lane_idx())
     cute.arch.mbarrier_arrive(kv.empty + at.index)
-    events.v_wide.arrive(buffer)
-    return at.next(kv.slots)
+    factors = None
+    if cutlass.const_expr(of_keys is not None):
+        factors = transposed.pairs_of(cfg, of_keys)
+    events.v_free.wait(place.buffer, place.free)
+    tensor_memory.fence_after()
+    transposed.store(cfg, groups, place.tmem + cfg.schedule.v_columns(cfg)[place.buffer], factors)
+
+
+@cute.jit
+def clear_v(cfg: cutlass.Constexpr, tmem: Int32, warp: Int32, buffer: cutlass.Constexpr):
+    """Zeros in lanes of V beyond the depth; v_wide of the first key tile comes after it."""
+    if warp >= cfg.tiles.warps_of_depth:
+        transposed.clear(cfg, tmem + cfg.schedule.v_columns(cfg)[buffer])
 
 
 @cute.jit
@@ -136,25 +180,32 @@ def run(
     events: Events,
     kv: KVConsumerPipeline,
     queue: WorkQueue,
+    buffer: cutlass.Constexpr,
 ):
-    """Every work tile of the CTA."""
+    """The key tiles of every work tile whose buffer is `buffer`. tmem: of the first column for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     key = thread % cfg.tiles.BN  # the warp number determines its lanes of tensor memory
+    warp = cute.arch.make_warp_uniform(key // WARP_SIZE)
+    if cutlass.const_expr(cfg.tiles.lanes_beyond_depth):
+        clear_v(cfg, tmem, warp, buffer)
     at = Slot(Int32(0), Int32(0))
     tile, number, of_q = Int32(0), Int32(0), Int32(0)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
-        if work.tiles.count > 0:
-            events.q_full.wait(0, of_q & 1)
-            if cutlass.const_expr(cfg.tiles.rows_have_scales):
-                queries.to_fp16(cfg, smem, key, of_q)
-                cute.arch.fence_proxy("async.shared", space="cta")
-                events.q_wide.arrive(of_q & 1)
-            of_q = of_q + 1
-        of_key = cache_blocks.begin(cfg, args, work, key)
-        for n in cutlass.range(work.tiles.count, unroll=1):
-            ahead = cache_blocks.read(cfg, args, work, key, work.tiles.first + n + 1, of_key)
-            at = key_tile(cfg, smem, tmem, events, kv, at, tile, cache_blocks.Key(key, of_key))
-            tile, of_key = tile + 1, ahead
+        count = work.tiles.count
+        if cutlass.const_expr(buffer == 0 and cfg.tiles.rows_have_scales):
+            if count > 0:
+                queries.convert(cfg, smem, events, key, of_q)
+                of_q = of_q + 1
+        for _ in cutlass.range(count, unroll=1):
+            if (tile & 1) == buffer:
+                place = Place(key, warp, tmem, buffer, (tile >> 1 & 1) ^ 1)
+                of_k, of_v = None, None
+                if cutlass.const_expr(cfg.cache_blocks):
+                    of_k, of_v = block_scales.take(cfg, smem, events, tile, key, warp)
+                k_of_tile(cfg, smem, events, kv, at, place, of_k)
+                v_of_tile(cfg, smem, events, kv, at.next(kv.slots), place, of_v)
+            at = at.after_next(kv.slots)
+            tile = tile + 1
         number = number + 1
         work = queue.next(cfg, args, number)

@@ -1,7 +1,7 @@
-"""MMA warp: S^T = K Q^T and O^T += V^T P^T, issued by one thread, with K in tensor memory.
+"""MMA warp: S^T = K Q^T and O^T += V^T P^T, issued by one thread, with K and V^T in tensor memory.
 
-The order is one_ahead of roles/issue.py. The operands come from the `dequantize` warps, in two buffers by key tile.
-These warps have waited for Q of a work tile, or written it, before they raise k_wide for its first K.
+The order is one_ahead of roles/issue.py. The operands come from the `dequantize` warps, in two buffers by key tile, and
+Q of bf16 does, too.
 """
 
 from dataclasses import dataclass
@@ -27,33 +27,37 @@ def multiply_kq(cfg, smem: Smem, s_address, k_address):
     m, n, depth = cfg.tiles.qk_mma_shape
     q_start, q_high, q_steps = mma_tile(cfg.tiles.q_tile, smem.q_address, depth // cfg.tiles.MMA_K)
     computes = InstructionDescriptor(m, n, WIDE_DTYPE, WIDE_DTYPE)
-    columns = cfg.tiles.MMA_K // COLUMNS_OF_COLUMN
-    steps = [(step * columns, offset) for step, offset in enumerate(q_steps)]
+    steps = steps_in_tmem(cfg, q_steps)
     tensor_core.mma_ts(s_address, k_address, q_start, steps, computes, q_high, accumulate=False)
 
 
 def multiply_vp(cfg, smem: Smem, o_address, v_address, accumulate):
     """O^T (+)= V^T P^T: the depth is the lanes, query rows the columns."""
     m, n, keys = cfg.tiles.pv_mma_shape
-    number = keys // cfg.tiles.MMA_K
-    v_start, v_high, v_steps = mma_tile(cfg.tiles.v_tile, v_address, number)
-    p_start, p_high, p_steps = mma_tile(cfg.tiles.p_tile, smem.p_address, number)
-    computes = InstructionDescriptor(
-        m, n, WIDE_DTYPE, cfg.p_dtype, a_mn_major=True, b_mn_major=True
-    )
-    steps = list(zip(v_steps, p_steps, strict=True))
-    tensor_core.mma_ss(o_address, v_start, p_start, steps, computes, v_high, p_high, accumulate)
+    p_start, p_high, p_steps = mma_tile(cfg.tiles.p_tile, smem.p_address, keys // cfg.tiles.MMA_K)
+    computes = InstructionDescriptor(m, n, WIDE_DTYPE, cfg.p_dtype, b_mn_major=True)
+    steps = steps_in_tmem(cfg, p_steps)
+    tensor_core.mma_ts(o_address, v_address, p_start, steps, computes, p_high, accumulate)
+
+
+def steps_in_tmem(cfg, offsets: list) -> list:
+    """(columns of A, offset of B) of each step, from the offsets of B."""
+    columns = cfg.tiles.MMA_K // COLUMNS_OF_COLUMN
+    return [(step * columns, offset) for step, offset in enumerate(offsets)]
 
 
 @dataclass(frozen=True)
 class InBuffers(Products):
     """K, V and S have a buffer for even key tiles and one for odd ones.
 
-    at: the address of O; the key tile's number is its position
+    at: the address of O; the key tile's number is its position. of_bf16: of queries
     """
 
+    of_bf16: bool
+
     def await_q(self, events, phase):
-        """Nothing: the `dequantize` warps have."""
+        """Q of bf16 is ready when it has been converted."""
+        (events.q_ready if self.of_bf16 else events.q_full).wait(0, phase)
 
     def make_scores(self, cfg, mma, at, tile):
         buffer, events = tile & 1, mma.events
@@ -73,7 +77,8 @@ class InBuffers(Products):
         events.v_wide.wait(buffer, tile >> 1 & 1)
         events.p_ready.wait(0, tile & 1)
         tensor_memory.fence_after()
-        v_address = mma.smem.v_address + buffer * cfg.tiles.v_tile.nbytes
+        first_v, second_v = cfg.schedule.v_columns(cfg)
+        v_address = mma.tmem + first_v + buffer * (second_v - first_v)
         multiply_vp(cfg, mma.smem, at, v_address, accumulate)
         events.v_free.commit(buffer)
         events.pv_done.commit(0)
@@ -91,4 +96,6 @@ def run(
 ):
     """Every work tile of the CTA."""
     mma = MmaWarp(smem, tmem, events, None)
-    issue.one_ahead(cfg, InBuffers(), args, mma, queue, tmem + cfg.tmem.o[0])
+    issue.one_ahead(
+        cfg, InBuffers(cfg.tiles.rows_have_scales), args, mma, queue, tmem + cfg.tmem.o[0]
+    )

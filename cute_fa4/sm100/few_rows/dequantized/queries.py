@@ -34,11 +34,21 @@ TARGET_LOG2 = 14  # of the largest number of a row
 FACTOR_FIELD = 2 * EXPONENT_BIAS + TARGET_LOG2  # less the field of the largest: that of the factor
 
 
+@cute.jit
+def convert(cfg: cutlass.Constexpr, smem: Smem, events: Events, thread: Int32, number: Int32):
+    """Q of a work tile, when it has arrived, for the softmax and for the MMA. number: of earlier ones."""
+    events.q_full.wait(0, number & 1)
+    to_fp16(cfg, smem, thread, number)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    events.q_wide.arrive(number & 1)
+    events.q_ready.arrive(0)
+
+
 def to_fp16(cfg, smem: Smem, thread, number):
     """Convert all rows of Q with 128 threads, one thread per 16-byte piece of a row. number: of earlier Q tiles."""
     tile = cfg.tiles.q_tile
     threads_of_row = cfg.tiles.padded_qk_depth // PIECE
-    rows_at_once = cfg.warps.threads_of("dequantize") // threads_of_row
+    rows_at_once = cfg.warps.threads_of("dequantize_odd") // threads_of_row
     column = thread % threads_of_row * PIECE
     for first in range(0, cfg.tiles.q_box_rows, rows_at_once):
         row = first + thread // threads_of_row

@@ -2,10 +2,10 @@
 
     FA4Config(kv_dtype="e4m3", schedule=DequantizedTile(rows=8), pack_gqa=True, group=8)
 
-    tensor memory, 128 lanes                                 shared memory, 227 KiB
-    0      n       2 n     3 n      3 n + 64   3 n + 128     Q | ring of kv slots | V | P | maxima | row values
-    | S0   |  S1   |   O   |   K0   |   K1     |             | scales of rows | work queue | mbarriers
-      lanes: keys   depth     lanes: keys
+    tensor memory, 128 lanes                                                   shared memory, 227 KiB
+    0      n       2 n     3 n      3 n + 64   3 n + 128   3 n + 192            Q | ring of kv slots | P | maxima
+    | S0   |  S1   |   O   |   K0   |   K1     |   V0      |   V1               | row values | scales of blocks, of rows
+      lanes: keys   depth     lanes: keys         lanes: depth                  | work queue | mbarriers
 
 n: rows, at least 16. P is fp16, so only the cache has 8-bit error: docs/decisions/0018.
 """
@@ -29,7 +29,7 @@ from .smem_map import DequantizedSmem, smem_map
 from .tiles import DequantizedTiles
 from .warp_roles import DequantizedWarpRoles
 
-HIGHEST = 32  # rows of a tile: a softmax thread of 64 rows needs more than the 168 registers that 320 threads get
+HIGHEST = 32  # rows of a tile: a softmax thread of 64 rows needs more than its registers
 LEAST_SLOTS = 4  # K and V of a key tile while those of the previous one are dequantized
 
 
@@ -48,13 +48,19 @@ class DequantizedTile(SwappedTile):
         width = tiles.q_box_rows
         s = tuple(i * width for i in range(S_BUFFERS))
         o = S_BUFFERS * width
-        used = o + width + barriers.BUFFERS * tiles.k_columns
+        used = o + width + barriers.BUFFERS * (tiles.k_columns + tiles.v_columns)
         return TmemMap(s, (), (o,), used, p_apart=False)
 
     def k_columns(self, problem: Problem) -> tuple[int, ...]:
         """First columns of the K buffers, which key tiles use in turn."""
         tiles, first = self.tiles(problem), (S_BUFFERS + 1) * self.tiles(problem).q_box_rows
         return tuple(first + i * tiles.k_columns for i in range(barriers.BUFFERS))
+
+    def v_columns(self, problem: Problem) -> tuple[int, ...]:
+        """Those of the V buffers."""
+        tiles, first = self.tiles(problem), self.tmem(problem).used
+        first -= barriers.BUFFERS * tiles.v_columns
+        return tuple(first + i * tiles.v_columns for i in range(barriers.BUFFERS))
 
     def warps_of(self, problem: Problem) -> DequantizedWarpRoles:
         return self.warps  # a single load warp
@@ -95,7 +101,8 @@ def layout(
     warps: DequantizedWarpRoles, tiles: DequantizedTiles, clusters: bool
 ) -> tuple[BarrierTable, DequantizedSmem]:
     """Barriers and shared memory depend on each other: the ring gets the memory left by a kernel without slots."""
-    without_ring = barriers.table(warps, 0, clusters)
+    scales = tiles.problem.cache_blocks
+    without_ring = barriers.table(warps, 0, clusters, scales)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))
-    table = barriers.table(warps, slots, clusters)
+    table = barriers.table(warps, slots, clusters, scales)
     return table, smem_map(tiles, warps, table)

@@ -2,23 +2,23 @@
 
     field         bytes                      what
     q             q_tile_bytes               Q: at least 16 rows
-    kv            kv_slots * 16 KiB          ring: K or V of 8 bits in each slot, in the order K0 V0 K1 V1 ...
-    v             2 * v_tile.nbytes          V in fp16, of two key tiles in turn
+    kv            kv_slots * kv_slot_bytes   ring: K or V as they are stored, in the order K0 V0 K1 V1 ...
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    as in few_rows/smem_map.py, from here on
     row_values    2 * 512                    with bf16 queries 3 * 512
     parts         4 rows (depth + 2)         in a cluster: parts of the rows merged here, from all its CTAs
+    block_scales  4 * 128 * scales           where blocks have scales: a byte for each of a key, of four key tiles
     q_scales      2 * 4 * rows, at least 16  scale of each row's scores, of two work tiles in turn
     work_queue    112
     mbarriers     8 * barriers.total
     tmem_address  4
 
-At depth 128 and 16 rows the ring has nine slots, so 144 KiB are in flight.
+At depth 128 and 16 rows the ring has 13 slots of 16 KiB with 8 bits, 25 of 8 KiB with 4.
 """
 
 from dataclasses import dataclass
 
-from ...blueprint.barriers import BarrierTable
+from ...blueprint.barriers import SCALE_SLOTS, BarrierTable
 from ...blueprint.chip import MBARRIER_BYTES, TMEM_ADDRESS_BYTES, WARP_SIZE
 from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
@@ -32,11 +32,11 @@ from .warp_roles import DequantizedWarpRoles
 class DequantizedSmem(SmemMap):
     q: Region
     kv: Region
-    v: Region
     p: Region
     exchanged: Region
     row_values: Region
     parts: Region
+    block_scales: Region
     q_scales: Region
     work_queue: Region
     mbarriers: Region
@@ -51,11 +51,11 @@ def smem_map(
     return DequantizedSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
-        v=BUFFERS * tiles.v_tile.nbytes,
         p=tiles.p_tile.nbytes,
         exchanged=(rows, in_warps, 2),
         row_values=(rows, in_warps, tiles.row_values),
         parts=(parts_of(tiles, table),),
+        block_scales=SCALE_SLOTS * sum(tiles.scale_bytes),
         q_scales=(tiles.q_box_rows, BUFFERS),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,

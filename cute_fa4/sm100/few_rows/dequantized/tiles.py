@@ -1,27 +1,28 @@
 """DequantizedTiles: tiles of few query rows of 16 bits, whose keys arrive as 8-bit rows and are multiplied as fp16.
 
                   in the ring, from memory          as the MMA takes it
-    K             128 keys x 128 bytes              fp16 in tensor memory: a key is a lane, two columns of K a column
-    V             128 keys x 128 bytes              fp16 in shared memory, MN-major: a line for each key
+    K             128 keys x 32 to 128 bytes        fp16 in tensor memory: a key is a lane, two columns of K a column
+    V             128 keys x 32 to 128 bytes        fp16 in tensor memory: a column is a lane, two keys a column
     Q             rows x 2 * depth bytes            fp16 in the same place, K-major
 
-A row of the ring is one swizzle span at any depth: TMA fills columns beyond the depth with zeros. A byte is a column,
-or two of four bits.
+A row of the ring is one swizzle span at any depth, the least that holds a key: 64 bytes of four bits at depth 128,
+where a byte is two columns. TMA fills columns beyond the depth with zeros.
 """
 
 from dataclasses import dataclass
 
-from cute_fa4.dtypes import E4M3
-from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile
+from cute_fa4.dtypes import E4M3, row_of
+from cute_fa4.layouts.operand_tiles import KMajorTile
+from cute_fa4.layouts.swizzle import Swizzle
 
-from ...blueprint.chip import SWIZZLE_BYTES
+from ...blueprint.cache_blocks import SCALES_OF_WORD, words_of
 from ...blueprint.problem import Problem
-from ...blueprint.tiles import KEYS_PER_TILE
+from ...blueprint.tiles import KEYS_PER_TILE, MMA_LANES
 from ..tiles import SwappedTiles
 
 WIDE_DTYPE = E4M3.dequantized_to
 COLUMNS_OF_COLUMN = 2  # fp16 in 32 bits of tensor memory
-RING_DEPTH = SWIZZLE_BYTES  # columns of a row of the ring, a byte each
+COLUMNS_OF_WARP = 32  # of V: lanes of tensor memory that a warp accesses
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,13 @@ class DequantizedTiles(SwappedTiles):
     # ---- the ring
 
     @property
+    def kv_span_bytes(self) -> int:
+        """Bytes of a row of the ring: those of the padded columns of K or V, which are 64 or 128."""
+        return max(self.padded_qk_depth, self.padded_ov_depth) // self.problem.in_element
+
+    @property
     def slot_qk_depth(self) -> int:
-        return RING_DEPTH
+        return self.kv_span_bytes
 
     @property
     def rest_qk_depth(self) -> int:
@@ -51,11 +57,11 @@ class DequantizedTiles(SwappedTiles):
 
     @property
     def v_cols_per_cta(self) -> int:
-        return RING_DEPTH
+        return self.kv_span_bytes
 
     @property
     def kv_slot_bytes(self) -> int:
-        return self.BN * RING_DEPTH
+        return self.BN * self.kv_span_bytes
 
     @property
     def k_stage_bytes(self) -> int:
@@ -73,7 +79,14 @@ class DequantizedTiles(SwappedTiles):
     @property
     def ring_tile(self) -> KMajorTile:
         """A slot: where TMA put a byte of a key."""
-        return KMajorTile(self.BN, RING_DEPTH, bits=8)
+        return KMajorTile(self.BN, self.kv_span_bytes, 8, Swizzle(self.kv_span_bytes))
+
+    @property
+    def scale_bytes(self) -> tuple[int, int]:
+        """Bytes of the scales of blocks of a K tile, and of a V tile, of blocks of the padded depth; or 0, 0."""
+        of_k, of_v = words_of(self.problem)
+        blocks = self.padded_ov_depth // row_of(self.problem.kv_dtype).block if of_v else 0
+        return SCALES_OF_WORD * self.BN * of_k, self.BN * blocks
 
     # ---- as they are multiplied
 
@@ -83,8 +96,32 @@ class DequantizedTiles(SwappedTiles):
         return self.padded_qk_depth // COLUMNS_OF_COLUMN
 
     @property
-    def v_tile(self) -> MNMajorTile:
-        return MNMajorTile(self.BN, self.padded_ov_depth)
+    def v_columns(self) -> int:
+        """Columns of tensor memory of a V tile, whose lanes are the depth."""
+        return self.BN // COLUMNS_OF_COLUMN
+
+    @property
+    def pv_mma_shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of O^T += V^T P^T: always 128 lanes; those beyond the depth are zeros (transposed.py)."""
+        return (MMA_LANES, self.q_box_rows, self.BN)
+
+    @property
+    def warps_of_depth(self) -> int:
+        """How many of four warps, with 32 lanes each, have columns of V."""
+        return self.padded_ov_depth // COLUMNS_OF_WARP
+
+    @property
+    def lanes_beyond_depth(self) -> bool:
+        """Whether there are lanes of O^T beyond the padded depth."""
+        return self.padded_ov_depth < MMA_LANES
+
+    def depth_of_lane(self, lane):
+        """The column of V that a lane of O^T is."""
+        if self.problem.in_element == 1:
+            return lane
+        return (
+            lane // COLUMNS_OF_WARP * COLUMNS_OF_WARP + lane % 8 * 4 + lane % COLUMNS_OF_WARP // 8
+        )
 
     @property
     def q_tile(self) -> KMajorTile:

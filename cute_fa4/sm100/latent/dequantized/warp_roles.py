@@ -12,7 +12,6 @@
 
 from dataclasses import dataclass
 
-from ...blueprint.chip import WARP_SIZE
 from ...few_rows.dequantized.warp_roles import DequantizedWarpRoles
 
 
@@ -26,25 +25,9 @@ class RowsWarpRoles(DequantizedWarpRoles):
     65536
     """
 
+    values: range = range(0)
+    scales: range = range(0)
     idle: range = range(6, 8)
-    dequantize: range = range(8, 16)
     softmax_registers: int = 200
     other_registers: int = 88
     dequantize_registers: int = 112
-
-    @property
-    def threads(self) -> int:
-        return WARP_SIZE * self.dequantize.stop
-
-    @property
-    def registers(self) -> int:
-        """Registers all warps hold together after `setmaxnreg`."""
-        others = len(self.mma) + len(self.load) + len(self.idle)
-        return WARP_SIZE * (
-            len(self.softmax) * self.softmax_registers
-            + others * self.other_registers
-            + len(self.dequantize) * self.dequantize_registers
-        )
-
-    def role_of(self, warp: int) -> str:
-        return "idle" if warp in self.idle else super().role_of(warp)

@@ -2,8 +2,9 @@
 
 Parts shared with mhaswap have their defects there; these are in the steps between the ring and the MMAs.
 Places are mbarriers, as in tests/emulator/mutations/attention_places.py. The subject: two sequences of one query, eight
-heads of bf16 on one of e4m3, 900 keys: two work tiles of seven key tiles, so that parities differ from one to the next
-and a ring of nine slots goes round within each. Rows differ in size by powers of two, and so do the halves of a row.
+heads of bf16 on one of e4m3, 850 keys: two work tiles of seven key tiles, so that parities differ from one to the next
+and a ring of 13 slots goes round within each. Rows differ in size by powers of two, and so do the halves of a row. The
+code for even key tiles comes before that for odd ones; defects are planted in the former.
 """
 
 import torch
@@ -49,7 +50,7 @@ def subject(level) -> Subject:
     q = torch.randn(2, 1, 8, 128, generator=generator)
     q = q * 2.0 ** (torch.arange(8) % 4)[:, None] * torch.where(torch.arange(128) < 64, 1.0, 0.125)
     q = q.bfloat16()
-    k, v = torch.randn(2, 2, 900, 1, 128, generator=generator).to(torch.float8_e4m3fn)
+    k, v = torch.randn(2, 2, 850, 1, 128, generator=generator).to(torch.float8_e4m3fn)
 
     def call(out):
         return flash_attn_func(q, k, v, return_lse=True, out=out)
@@ -65,17 +66,19 @@ def waits_for(mbarrier):
     return wait("kernel", mbarrier)
 
 
-Q_THERE, K_THERE, V_THERE = (
-    waits_for("q_full"),
-    waits_for("kv_full").first,
-    waits_for("kv_full").last,
-)
+EVEN_AND_ODD = ("K", "V", "K of odd key tiles", "V of odd key tiles")
+Q_THERE = waits_for("q_full")
+K_THERE, V_THERE, *_ = waits_for("kv_full").named(*EVEN_AND_ODD).values()
 OF_SOFTMAX = waits_for("q_wide")
-K_READ, V_READ = arrival("kv_empty").first, arrival("kv_empty").last
-Q_WIDE, K_WIDE, V_WIDE = (arrival(name) for name in ("q_wide", "k_wide", "v_wide"))
+K_READ, V_READ, *_ = arrival("kv_empty").named(*EVEN_AND_ODD).values()
+Q_WIDE, Q_READY = arrival("q_wide"), arrival("q_ready")
+K_WIDE, V_WIDE = arrival("k_wide").first, arrival("v_wide").first
 A_PIECE = lines("kernel", r"ld\.shared\.v4\.b32 (\{.*\}), (\[%r\d+\]);")
 A_LINE = lines("kernel", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
-K_STORE = lines("kernel", TMEM_STORE).after(K_THERE)
+K_STORE, V_STORE = (lines("kernel", TMEM_STORE).after(there) for there in (K_THERE, V_THERE))
+TRANSPOSED = lines("kernel", r"ldmatrix\.(\S+) \{(\S+), (\S+), (\S+), (\S+)\}, (\[%r\d+\]);").after(
+    V_THERE
+)
 CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e4m3x2 (\S+), (\S+);")
 EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
@@ -91,8 +94,9 @@ def waits():
         (Q_THERE, "dequantize does not wait for Q"),
         (K_THERE, "dequantize does not wait for K"),
         (V_THERE, "dequantize does not wait for V"),
-        (waits_for("k_free"), "dequantize does not wait for the place of K"),
-        (waits_for("v_free"), "dequantize does not wait for the place of V"),
+        (waits_for("k_free").first, "dequantize does not wait for the place of K"),
+        (waits_for("v_free").first, "dequantize does not wait for the place of V"),
+        (waits_for("q_ready"), "mma does not wait for Q in fp16"),
         (OF_SOFTMAX, "softmax does not wait for the scales of its rows"),
         (waits_for("k_wide"), "mma does not wait for K in fp16"),
         (waits_for("v_wide").first, "mma does not wait for V in fp16"),
@@ -101,7 +105,8 @@ def waits():
         yield planted(what, replace(place, ALWAYS_TRUE), EARLY)
     for place, what in (
         (K_THERE, "K"),
-        (waits_for("k_free"), "the place of K"),
+        (waits_for("k_free").first, "the place of K"),
+        (waits_for("q_ready"), "Q in fp16"),
         (OF_SOFTMAX, "the scales of rows"),
         (waits_for("v_wide").first, "V in fp16"),
     ):
@@ -115,6 +120,7 @@ def arrivals():
         (K_READ, "a slot of K is not handed back"),
         (V_READ, "a slot of V is not handed back"),
         (Q_WIDE, "q_wide is not raised"),
+        (Q_READY, "q_ready is not raised"),
         (K_WIDE, "k_wide is not raised"),
         (V_WIDE, "v_wide is not raised"),
         (commit("k_free"), "no commit on k_free"),
@@ -123,10 +129,11 @@ def arrivals():
         yield planted(what, delete(place), HANG)
     for place, before, what in (
         (K_READ, A_PIECE.after(K_THERE).first, "a slot of K is released before it is read"),
-        (V_READ, A_PIECE.after(V_THERE).first, "a slot of V is released before it is read"),
+        (V_READ, TRANSPOSED.first, "a slot of V is released before it is read"),
         (K_WIDE, K_STORE.first, "k_wide is raised before K is stored"),
-        (V_WIDE, A_LINE.after(V_THERE).first, "v_wide is raised before V is stored"),
+        (V_WIDE, V_STORE.first, "v_wide is raised before V is stored"),
         (Q_WIDE, A_LINE.after(Q_THERE).first, "q_wide is raised before Q is stored"),
+        (Q_READY, A_LINE.after(Q_THERE).first, "q_ready is raised before Q is stored"),
     ):
         yield planted(what, move(place, before=before, by=AN_ARRIVAL), EARLY)
     twice = replace(V_WIDE, r"\g<0> " + AN_ARRIVAL)
@@ -147,13 +154,14 @@ def order():
     yield planted(
         "no proxy fence after Q", delete(fence.ahead_of(K_THERE).after(Q_THERE).last), ORDER
     )
-    yield planted("no proxy fence after V", delete(fence.after(V_THERE).first), ORDER)
-    stored = lines("kernel", WAIT_ST).after(K_THERE).first
-    yield planted("no wait for K in tensor memory", delete(stored), (*ORDER, *IN_FLIGHT))
-    before = lines("kernel", BEFORE).after(K_THERE).first
-    yield planted("no tcgen05 fence before k_wide", delete(before), ORDER)
-    after = lines("kernel", AFTER).after(waits_for("k_free")).first
-    yield planted("no tcgen05 fence after k_free", delete(after), ORDER)
+    for name, there in (("k", K_THERE), ("v", V_THERE)):
+        stored = lines("kernel", WAIT_ST).after(there).first
+        what = f"no wait for {name.upper()} in tensor memory"
+        yield planted(what, delete(stored), (*ORDER, *IN_FLIGHT))
+        before = lines("kernel", BEFORE).after(there).first
+        yield planted(f"no tcgen05 fence before {name}_wide", delete(before), ORDER)
+        after = lines("kernel", AFTER).after(waits_for(f"{name}_free").first).first
+        yield planted(f"no tcgen05 fence after {name}_free", delete(after), ORDER)
 
 
 def numbers():
@@ -161,12 +169,13 @@ def numbers():
     wrong = (WRONG_NUMBERS,)
     other = replace(CONVERSION.first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
     yield planted("two numbers of K are taken for e5m2", other, wrong)
-    of_v = A_LINE.after(V_THERE)
     yield planted(
         "columns of V are exchanged",
-        replace(of_v.first, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};"),
+        replace(TRANSPOSED.first, r"ldmatrix.\1 {\3, \2, \4, \5}, \6;"),
         wrong,
     )
+    other = replace(CONVERSION.after(V_THERE).first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
+    yield planted("two numbers of V are taken for e5m2", other, wrong)
     largest = (
         lines("kernel", r"shfl\.sync\.bfly\.b32\s+(\S+), (\S+), 8, 31, -1;").after(Q_THERE).first
     )

@@ -15,7 +15,7 @@ attention_places.KNOWN[CONFIG.name] = CONFIG
 
 
 def subject(level) -> Subject:
-    return defects_of_blocks.subject_of(NAME, level, v_block_scale_layout="interleaved4")
+    return defects_of_blocks.subject_of(NAME, level, keys=812, v_block_scale_layout="interleaved4")
 
 
 BYTE = lines("kernel", r"@wanted ld\.global\.u8 (\S+), \[(%rd\d+)\];")
@@ -28,5 +28,5 @@ def mutants() -> tuple:
     return (
         planted("the scale of V is that of the token after", BYTE.first, r"@wanted ld.global.u8 \1, [\2+1];"),
         planted("the scale of V is that of the block after", BYTE.first, r"@wanted ld.global.u8 \1, [\2+4];"),
-        planted("the last scale of V is that of the block before", BYTE.last, r"@wanted ld.global.u8 \1, [\2-4];"),
+        planted("another scale of V is that of the block before", BYTE.middle, r"@wanted ld.global.u8 \1, [\2-4];"),
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """DequantizedTile: its layout against hand-derived numbers, its tables against their documentation, its refusals."""
 
+from dataclasses import replace
+
 import pytest
 
 from cute_fa4.sm100.blueprint.barriers import reuse_text
@@ -11,8 +13,8 @@ from cute_fa4.sm100.few_rows.dequantized.schedule import DequantizedTile
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
 COUNTS = dict(
-    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=128, q_wide=128, k_wide=128, k_free=1,
-    v_wide=128, v_free=1, work_ready=1, work_read=128 + 32 + 128, work_claimed=1,
+    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=128, q_wide=128, q_ready=128,
+    k_wide=128, k_free=1, v_wide=128, v_free=1, work_ready=1, work_read=128 + 32 + 256 + 32, work_claimed=1,
 )  # fmt: skip
 
 
@@ -22,13 +24,18 @@ def config(rows=16, **choices) -> FA4Config:
 
 def test_arrival_counts_and_the_tables_of_the_docstring():
     assert {b.name: b.count for b in config().barriers.rows} == COUNTS
-    assert config().barriers.text() in barriers.__doc__
+    alone = replace(config().warps, values=range(0))  # as the docstring says
+    assert barriers.table(alone, config().barriers.kv_slots).text() in barriers.__doc__
+    scales = {b.name: b.count for b in config(kv_dtype="e2m1").barriers.rows}
+    assert scales == COUNTS | dict(
+        scales_full=32, scales_empty=128, work_read=COUNTS["work_read"] + 32
+    )
     assert reuse_text(config().barriers.rows) in barriers.__doc__
 
 
 # rows -> columns used and ring slots at depth 128, and at 64.
 @pytest.mark.parametrize(
-    "rows, columns, slots", [(8, (176, 112), (9, 11)), (16, (176, 112), (9, 11)), (32, (224, 160), (8, 11))]
+    "rows, columns, slots", [(8, (304, 240), (13, 27)), (16, (304, 240), (13, 27)), (32, (352, 288), (12, 26))]
 )  # fmt: skip
 def test_sizes_by_rows(rows, columns, slots):
     for depth, used, ring in zip((128, 64), columns, slots, strict=True):
@@ -36,12 +43,10 @@ def test_sizes_by_rows(rows, columns, slots):
         n = max(rows, 16)
         assert cfg.refusals() == [] and cfg.tmem.used == used and cfg.barriers.kv_slots == ring
         assert cfg.tiles.qk_mma_shape == (128, n, depth)
-        assert cfg.tiles.pv_mma_shape == (depth, n, 128)
-        # A key's row of the ring has 128 bytes whatever the depth is; in fp16 V has its own width.
-        assert cfg.tiles.kv_slot_bytes == 128 * 128 and cfg.smem.v.nbytes == 2 * 128 * depth * 2
-        assert (
-            cfg.smem.kv.offset % 1024 == cfg.smem.v.offset % 1024 == cfg.smem.p.offset % 1024 == 0
-        )
+        assert cfg.tiles.pv_mma_shape == (128, n, 128)
+        # A key's row of the ring has as many bytes as it has columns.
+        assert cfg.tiles.kv_slot_bytes == 128 * depth
+        assert cfg.smem.kv.offset % 1024 == cfg.smem.p.offset % 1024 == 0
         assert cfg.smem.work_queue.offset % 16 == cfg.smem.mbarriers.offset % 8 == 0
         # As many slots as fit: one more would not.
         assert (
@@ -49,6 +54,24 @@ def test_sizes_by_rows(rows, columns, slots):
         )
         first, second = cfg.schedule.k_columns(cfg)
         assert (first, second - first) == (3 * n, depth // 2)
+        assert cfg.schedule.v_columns(cfg) == (3 * n + depth, 3 * n + depth + 64)
+
+
+# Depth, slots of the ring and bytes of a slot: a row of the ring has half a byte for each column.
+@pytest.mark.parametrize("depth, slots, slot_bytes", [(128, 25, 8192), (64, 53, 4096)])
+def test_a_ring_of_4_bits_has_rows_of_as_many_bytes(depth, slots, slot_bytes):
+    cfg = config(8, kv_dtype="e2m1", qk_depth=depth)
+    assert cfg.refusals() == []
+    assert (cfg.barriers.kv_slots, cfg.tiles.kv_slot_bytes) == (slots, slot_bytes)
+    assert cfg.smem.block_scales.nbytes == 4 * 128 * 2 * depth // 16
+
+
+def test_a_lane_of_o_is_a_column_of_v():
+    """Of 4 bits ldmatrix leaves four columns in four groups of eight lanes; a permutation within each warp's 32."""
+    for kv_dtype, first in (("e4m3", [0, 1, 2, 8, 16]), ("e2m1", [0, 4, 8, 1, 2])):
+        depths = [config(kv_dtype=kv_dtype).tiles.depth_of_lane(lane) for lane in range(128)]
+        assert [depths[lane] for lane in (0, 1, 2, 8, 16)] == first
+        assert all(sorted(depths[i : i + 32]) == list(range(i, i + 32)) for i in (0, 32, 64, 96))
 
 
 def test_p_is_fp16_and_bf16_rows_have_scales_that_come_with_q():

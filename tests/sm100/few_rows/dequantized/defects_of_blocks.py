@@ -126,8 +126,8 @@ def mutants() -> tuple:
             replace(SELECTED.first, r"prmt.b32 \1, \2, \3, 0x5140;"),
         ),
         planted(
-            "the first blocks of K have the scales of the last",
-            replace(WORD.first, r"@wanted ld.global.b32 \1, [\2+4];"),
+            "the last blocks of K have the scales of the first",
+            replace(SECOND_WORD.first, r"ld.global.b32 \1, [\2];"),
         ),
         planted(
             "the last blocks of V of a key have the scales of the first",

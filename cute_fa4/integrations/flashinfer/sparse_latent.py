@@ -69,8 +69,8 @@ def trtllm_batch_decode_sparse_mla_dsv4(
     """cute_fa4.flash_mla_with_kvcache over a window and a compressed cache, with FlashInfer's interface.
 
     query            (batch, queries of a request, heads, 512); with cum_seq_lens_q, (batch + 1,) int32, packed tokens
-                     (tokens, heads, 512), as many of each request as it says. bf16, fp16 or float8; over rows of 584 bytes
-                     bf16
+                     (tokens, heads, 512), as many of each request as it says. bf16, fp16 or float8; over rows of 584
+                     bytes bf16
     swa_kv_cache, compressed_kv_cache   (num_pages, 1, page_size, 512) of query's dtype, or (num_pages, page_size, 512);
                      kv_layout="NHD": (num_pages, page_size, 1, 512). With 584 in the place of 512: uint8, DeepSeek V4's
                      rows. Any page sizes, of each cache its own

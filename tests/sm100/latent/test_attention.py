@@ -139,7 +139,7 @@ def test_plans_of_another_package_are_not_read():
         (dict(k_cache=torch.zeros(4, 64, 1, 512).bfloat16()), ValueError, "k_cache: head_dim 512 while q has 576"),
         (
             dict(k_cache=torch.zeros(4, 64, 1, 512).to(torch.float8_e4m3fn)), ValueError,
-            "k_cache: 512 columns of torch.float8_e4m3fn",
+            "k_cache: head_dim 512 while q has 576",
         ),
         (dict(k_cache=torch.zeros(4, 64, 576).bfloat16()), ValueError, "k_cache: shape (4, 64, 576) has 3"),
         (

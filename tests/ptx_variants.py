@@ -332,6 +332,10 @@ BACKWARD_VARIANTS = {
         **{"depth": 192, "dlse": True, "arch": "sm_103a"},
         "score_mod": score_mods.soft_cap(30.0),
     },
+    "backward on pairs": {"pairs": True, "packed": True, "mask": masks.causal().mask},
+    "backward B300 256 on pairs": {
+        **{"depth": 256, "depth_v": 256, "arch": "sm_103a", "dtype": "fp16", "accumulate": True},
+    },
     "backward of a bias": {
         **{"score_mod": score_mods.additive_bias(True), "aux": (("f32", 4),), "wanted": (0,)},
     },

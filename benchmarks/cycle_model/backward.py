@@ -3,7 +3,7 @@
     python -m benchmarks.cycle_model.backward            # prints whole causal calls; some minutes
 
 Cycles of an SM for a tile of 128 x 128 scores in the steady state, without a mask. A CTA of ours has 128 queries or 128
-keys, and passes the tiles of the other side. A pair of CTAs of theirs has 256 keys, and passes the queries.
+keys, a pair 256, and passes the tiles of the other side. A pair of CTAs of theirs has 256 keys, and passes the queries.
 
 MMAs wait for whatever else uses shared memory: copies, and with the constant `contention` warps, bulk stores and
 reductions. The tables of the forward pass were fitted without the latter.
@@ -80,10 +80,18 @@ def kernels_of(depths: tuple[int, int]) -> tuple[str, ...]:
     return ("dq", "dk", "dv") if apart else ("dq", "dkv")
 
 
+def rows_of(kernel: str, depths: tuple[int, int]) -> int:
+    """Own rows of a CTA of ours, or of a pair."""
+    config = BackwardConfig("bf16", *depths)
+    owners = (config.owner("queries"), *config.owners_of_keys)
+    return ROWS * owners[kernels_of(depths).index(kernel)].ctas
+
+
 def launch(maker: str, kernel: str, depths: tuple[int, int], turns: int) -> Launch:
     """A call whose CTA of this kernel passes its loop so many times."""
-    rows, keys = (ROWS, ROWS * turns) if kernel == "dq" else (ROWS * turns, ROWS)
     ours = maker == OURS
+    own = rows_of(kernel, depths) if ours else ROWS
+    rows, keys = (own, ROWS * turns) if kernel == "dq" else (ROWS * turns, own)
     run = (
         partial(run_ours, rows, keys, depths)
         if ours

@@ -160,6 +160,7 @@ def _of_backward(values: dict) -> list:
             raise ValueError(f"exp2_emulated={values['exp2_emulated']!r}; {wrong}")
     if values.pop("causal", False):
         values["mask"] = masks.Causal()
+    values.setdefault("pairs", policy.pairs())
     depth = values.pop("head_dim")
     config = BackwardConfig(depth=depth, depth_v=values.pop("head_dim_v", depth), **values)
     why = config.refusals()

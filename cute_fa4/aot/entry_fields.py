@@ -231,6 +231,10 @@ BACKWARD = {
         "numbers",
         "aux tensors whose gradients are computed, in a kernel of their own; default: none",
     ),
+    "pairs": Field(
+        "switch",
+        "pairs of CTAs share the MMAs where they can; default: as calls on this machine do",
+    ),
     "exp2_emulated": CONFIG["exp2_emulated"],
     "arch": _ARCH,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from cute_fa4.aot.model_kernels import kernels
+from cute_fa4.compiler import policy
 
 
 def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
@@ -32,6 +33,7 @@ def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list
             dlse=dlse,
             accumulate=accumulate,
             arch=shared["arch"],
+            pairs=policy.pairs(),
         )
         for call in dict.fromkeys(calls)
         for packed, accumulate, kinds in layouts.get(call, ())

@@ -25,6 +25,7 @@ from cute_fa4.calls.operands.memory import check_memory, with_plain_strides
 from cute_fa4.calls.operands.tensors import DENSE, MAX_CTAS, PACKED
 from cute_fa4.calls.options import AUX_DTYPES
 from cute_fa4.calls.plan import as_read
+from cute_fa4.compiler import policy
 from cute_fa4.dtypes import UNQUANTIZED, names_of
 from cute_fa4.layouts.scalars import maximum
 from cute_fa4.masks import BoundMask, full
@@ -127,6 +128,7 @@ def config_of(
         listed=scores.lists is not None,
         wanted=wanted,
         arch=arch,
+        pairs=policy.pairs(),
     )
 
 

@@ -238,12 +238,12 @@ def make_row_operand(view, dtype, columns: int) -> TMAOperand:
     return TMAOperand(atom, coordinates, layout)
 
 
-def make_line_operand(view, rows: int, columns: int) -> TMAOperand:
-    """Descriptor for boxes of `rows` x `columns` stored row by row, without a swizzle."""
+def make_line_operand(view, rows: int, columns: int, cta_group: int = 1) -> TMAOperand:
+    """Descriptor for boxes of `rows` x `columns` stored row by row, without a swizzle. cta_group: of make_operand."""
     lines = cute.make_layout((rows, columns), stride=(columns, 1))
     layout = cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, lines)
     atom, coordinates = cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileG2SOp(), view, layout, (rows, columns)
+        cpasync.CopyBulkTensorTileG2SOp(_group(cta_group)), view, layout, (rows, columns)
     )
     return TMAOperand(atom, coordinates, layout)
 
@@ -266,9 +266,8 @@ def make_operand(
     cta_group   2: the bytes of a load count on the mbarrier of the even CTA of the pair
     """
     tile_layout = swizzled_tile(dtype, rows, columns, chunks_side_by_side)
-    group = tcgen05.CtaGroup.TWO if cta_group == 2 else tcgen05.CtaGroup.ONE
     ops = {
-        "load": lambda: cpasync.CopyBulkTensorTileG2SOp(group),
+        "load": lambda: cpasync.CopyBulkTensorTileG2SOp(_group(cta_group)),
         "store": cpasync.CopyBulkTensorTileS2GOp,
         "add": cpasync.CopyReduceBulkTensorTileS2GOp,
     }
@@ -276,6 +275,10 @@ def make_operand(
         ops[direction](), view, tile_layout, tiler(view, rows, columns, heads)
     )
     return TMAOperand(atom, coordinates, tile_layout)
+
+
+def _group(ctas: int):
+    return tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
 
 
 def tiler(view, rows: int, columns: int, heads: int | None = None):

@@ -35,7 +35,8 @@ FLOORS = """
     cute_fa4.sm100.choose
     cute_fa4.sm100.latent cute_fa4.sm100.wide
     cute_fa4.sm100.two_tiles cute_fa4.sm100.one_tile cute_fa4.sm100.few_rows
-    cute_fa4.sm100.pair cute_fa4.sm100.append cute_fa4.sm100.combine cute_fa4.sm100.backward cute_fa4.sm100.indexer
+    cute_fa4.sm100.backward
+    cute_fa4.sm100.pair cute_fa4.sm100.append cute_fa4.sm100.combine cute_fa4.sm100.indexer
     cute_fa4.sm100.kernel
     cute_fa4.sm100.roles
     cute_fa4.sm100.steps
@@ -170,10 +171,10 @@ def levels(arrows: set[tuple[str, str]]) -> int:
 
 
 def test_the_kernels_stay_readable():
-    """The bounds of docs/decisions/0032, with a room for the backward pass and one for the indexer (0041)."""
+    """The bounds of docs/decisions/0032, with rooms for the backward pass (pairs: 0070) and for the indexer (0041)."""
     folder = import_graph.ROOT / "cute_fa4" / "sm100"
     rooms = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     rooms |= {path.parent.name for path in folder.glob("*/*.py")}
     arrows = arrows_of("cute_fa4.sm100")
-    assert len(rooms) <= 20 and levels(arrows) <= 10 and len(arrows) <= 95
+    assert len(rooms) <= 20 and levels(arrows) <= 10 and len(arrows) <= 96
     assert {arrow for arrow in arrows if set(arrow) <= FAMILIES} == {("latent", "few_rows")}

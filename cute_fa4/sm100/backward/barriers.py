@@ -3,6 +3,7 @@
     barrier        means
     own_full       an own tile has arrived: Q, dO or K, V
     own_moved      an own tile is in tensor memory, where it moves there
+    own_there      the same in both CTAs of a pair
     other_full     a tile of the ring has arrived; where keys are owned, the first brings L and delta of its queries
     other_empty    the products that read the tile have completed, and with them what reads dS
     s_ready        S is in tensor memory
@@ -16,7 +17,7 @@
 Roles: compute, warpgroups with an equal part of the columns each (Warps); mma and load, a warp each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..blueprint.barriers import (
     CTA,
@@ -27,12 +28,14 @@ from ..blueprint.barriers import (
     commit_by,
 )
 from ..blueprint.chip import WARP_SIZE
+from ..pair.barriers import by_warps_of_both
 
 WARPGROUP = 4  # warps: 128 rows
 PAIR = "pair"  # the tiles of an owner
 MOVED = "moved"  # own tiles that move to tensor memory
 RING = "ring"  # the slots of tile 0, then those of tile 1
 S = "s"  # the places of S
+READ_OR_WRITTEN = "s_read", "p_ready", "dp_read", "ds_ready"  # by compute warps, for MMAs
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,29 @@ def table(
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )
     return BarrierTable(rows, {PAIR: own, MOVED: own_moves, RING: slots, S: places, CTA: 1})
+
+
+def of_pair(table: BarrierTable) -> BarrierTable:
+    """The table of two CTAs that share their MMAs (pair.py), from that of one.
+
+    CTA 0 waits for warps of both ("at 0"). Own tiles that move are news within each CTA, except that CTA 0 waits for
+    both: own_there.
+    """
+    rows: list[Barrier] = []
+    for row in table.rows:
+        if row.name in READ_OR_WRITTEN:
+            rows.append(_at_0(row))
+        elif row.name == "other_full":
+            rows.append(replace(row, raised_by=(Arrivals("load", 1, "+ bytes of both"),)))
+        elif row.name == "own_moved":
+            rows.append(replace(row, awaited_by="load, compute"))
+            there = "an own tile is in its columns in both"
+            rows.append(_at_0(replace(row, name="own_there", awaited_by="mma", means=there)))
+        else:
+            rows.append(row)
+    return BarrierTable(tuple(rows), table.numbers)
+
+
+def _at_0(row: Barrier) -> Barrier:
+    (arrivals,) = row.raised_by
+    return replace(row, raised_by=(replace(by_warps_of_both(arrivals), how="at 0"),))

@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from ...dtypes import BF16, UNQUANTIZED, elements_in
 from ..blueprint import choices, naming, tuning
-from ..blueprint.bands import Full, Mask
+from ..blueprint.bands import Full, Mask, mask_fact
 from ..blueprint.chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, align_up
 from ..blueprint.listed import TILE_BITS  # noqa: F401  (listed.py)
 from ..blueprint.score_mods import ScoreMod
@@ -44,6 +44,8 @@ class BackwardConfig:
     listed     the forward pass had lists of key blocks: each CTA has a list of tiles of the other side (listed.py)
     wanted     numbers of the aux tensors whose gradients are computed; not empty: they instead of dQ, dK and dV
     arch       "sm_100a" or "sm_103a"
+    pairs      pairs of CTAs share the MMAs of the kernels that can (Owner.ctas); None: as the tuning table says.
+               Calls with a score_mod, lists or wanted tensors have none: False then
     exp2_emulated  of 64 pairs of exponentials, so many on the FMA units; None: as the tuning table says
     """
 
@@ -61,9 +63,17 @@ class BackwardConfig:
     listed: bool = False
     wanted: tuple[int, ...] = ()
     arch: str = "sm_100a"
+    pairs: bool | None = None
     exp2_emulated: int | None = None
 
     def __post_init__(self):
+        if self.pairs is None:
+            facts = {"arch": self.arch, "head_dim": self.depth, "head_dim_v": self.depth_v}
+            mask = mask_fact(self.mask)
+            object.__setattr__(self, "pairs", tuning.choose("backward_pairs", mask=mask, **facts))
+        plain = self.score_mod is None and not self.listed and not self.wanted
+        owners = self.owner("queries"), *self.owners_of_keys
+        object.__setattr__(self, "pairs", self.pairs and plain and any(x.ctas > 1 for x in owners))
         if self.exp2_emulated is None:
             facts = {"arch": self.arch, "head_dim": self.depth, "maximum": "exact"}
             pairs = tuning.choose("exp2_emulated", family=choices.BACKWARD, **facts)
@@ -131,7 +141,8 @@ class BackwardConfig:
         """
         depths = align_up(self.depth, GRANULE), align_up(self.depth_v, GRANULE)
         tables = sum(shared == DISTANCES for *_, shared in self.summed)
-        return Owner(name, self.dtype, depths, tables, plain=self.score_mod is None)
+        plain = self.score_mod is None
+        return Owner(name, self.dtype, depths, tables, plain=plain, pairs=bool(self.pairs))
 
     @property
     def numbers_of_tile(self) -> int:
@@ -172,6 +183,7 @@ class BackwardConfig:
             (self.dlse, "dlse"),
             (self.accumulate, "accumulate"),
             (self.listed, "listed"),
+            (self.pairs, "pairs"),
             (self.wanted, "of_aux_" + "_".join(map(str, self.wanted))),
             (True, self.arch),
         ]

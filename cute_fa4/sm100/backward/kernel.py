@@ -14,7 +14,7 @@ One CTA, in time (owner of keys; the other one has no dV):
 
 A separate function makes gradients of aux tensors (AuxKernel): deltas, then sums of scores for them (sums.py).
 
-Read next: config.py and owner.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py.
+Read next: config.py and owner.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py, pair.py.
 """
 
 from dataclasses import dataclass, replace
@@ -24,14 +24,17 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..blueprint.chip import SMEM_BASE_ALIGNMENT
+from ..pair.barriers import CTAS
+from ..pair.kernel import allocate, meet, say_pair
+from ..pair.sync import is_leader
 from ..steps.row_math import LOG2_E
 from ..sync.pipelines import Event, initialise
-from . import compute, delta, dv_alone, load, operands, products, subtracted, sums
+from . import compute, delta, dv_alone, load, operands, pair, products, subtracted, sums
 from .config import BackwardConfig
 from .listed import TileLists
 from .operands import OwnerArgs
 from .owner import ROWS, STATS
-from .work import Sizes, work_of
+from .work import Sizes, grid_of, work_of
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
 
@@ -58,6 +61,7 @@ class CTA:
     dp_read: Event | None = None
     ds_ready: Event | None = None
     own_moved: Event | None = None
+    own_there: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,10 @@ def cta_of(owner, base) -> CTA:
     """base: the CTA's dynamic shared memory."""
     smem, table = owner.smem, owner.barriers
     mbarriers = cute.recast_ptr(base + smem.mbarriers.offset, dtype=Int64)
-    events = {row.name: Event(mbarriers + table.first_index(row.name)) for row in table.rows}
+    events = {
+        row.name: pair.event_of(owner, row.name)(mbarriers + table.first_index(row.name))
+        for row in table.rows
+    }
     stats = cute.recast_ptr(base + smem.stats.offset, dtype=Float32)
     distances = cute.recast_ptr(base + smem.distances.offset, dtype=Float32)
     return CTA(
@@ -98,7 +105,10 @@ def thread_of(owner: cutlass.Constexpr, args: OwnerArgs, tmem: Int32, warp: Int3
     first_lane = tmem + (warp % 4) * (32 << 16)
     lse, delta_of_row = Float32(0.0), Float32(0.0)
     if cutlass.const_expr(not owner.owns_keys):
-        if work.count > 0:
+        has_rows = work.count > 0
+        if cutlass.const_expr(owner.ctas > 1):  # a pair may have tiles, and this CTA no rows
+            has_rows = work.row < work.sequence.length_q
+        if has_rows:
             line = work.sequence.stats_tile + work.row // ROWS
             lse = args.stats[work.head, line, row]
             delta_of_row = args.stats[work.head, line, ROWS + row]
@@ -137,14 +147,32 @@ class Given:
     def sizes(self) -> Sizes:
         return self.rest[1]
 
-    def operands(self, cfg, owner, rows_q: int, rows_k: int) -> tuple:
-        """-> (of q and do, of k and v), in tiles of so many rows."""
-        pairs = (self.q_and_do, rows_q), (self.k_and_v, rows_k)
-        return tuple(operands.load_operands(cfg, owner.depths, *pair) for pair in pairs)
+    def arguments(self, cfg, owner, results: tuple) -> OwnerArgs:
+        """results: operands of what the owner writes."""
+        sides = self.q_and_do, self.k_and_v
+        own, others = reversed(sides) if owner.owns_keys else sides
+        group = owner.ctas
+        of_own = [1 if i in owner.moved else group for i in range(2)]
+        return OwnerArgs(
+            operands.load_operands(cfg, owner.depths, own, ROWS, of_own),
+            operands.load_operands(cfg, owner.depths, others, owner.tiles[0].rows, [group] * 2),
+            results,
+            *self.rest,
+            lists=self.tile_lists(cfg, owner),
+            **self.halves(cfg, owner, others),
+        )
 
-    def arguments(self, cfg, owner, loaded: tuple, results: tuple) -> OwnerArgs:
-        """loaded: operands of the owner's side, and of the other."""
-        return OwnerArgs(*loaded, results, *self.rest, lists=self.tile_lists(cfg, owner))
+    def halves(self, cfg, owner, others: tuple) -> dict:
+        """Further operands of a pair. others: tensors of the other side."""
+        if owner.ctas == 1:
+            return {}
+        of_sums = [others[i] for i in owner.results]
+        columns = [owner.summed_tile(i).cols for i in owner.results]
+        groups = [owner.ctas] * len(of_sums)
+        summed = operands.load_operands(cfg, columns, of_sums, owner.other_rows, groups)
+        stats, *_ = self.rest
+        parts = operands.parts_operand(owner, stats) if owner.subtracts else None
+        return dict(summed=summed, parts=parts)
 
     def tile_lists(self, cfg, owner) -> TileLists | None:
         """The owner's lists from those of the launch."""
@@ -214,18 +242,12 @@ class BackwardKernel:
         """The owner of queries, then the owner of keys. written: dq, dk, dv, as q, k, v."""
         cfg, sizes = self.cfg, given.sizes
         dq, dk, dv = written
-        queries = cfg.owner("queries")
-        q_and_do, k_and_v = given.operands(cfg, queries, ROWS, ROWS)
-        other_rows = cfg.owners_of_keys[0].other_rows, queries.other_rows
-        other_q, other_k = given.operands(cfg, queries, *other_rows)
-        results = (operands.store_operand(cfg, dq),)
-        args = given.arguments(cfg, queries, (q_and_do, other_k), results)
-        self.launch(self.dq, "dq", queries, args, sizes.tiles_of_queries, stream)
-        for owner in cfg.owners_of_keys:
-            results = tuple(operands.store_operand(cfg, (dk, dv)[i]) for i in owner.results)
-            args = given.arguments(cfg, owner, (k_and_v, other_q), results)
-            kernel = {None: "dkv", 0: "dk", 1: "dv"}[owner.only]
-            self.launch(getattr(self, kernel), kernel, owner, args, sizes.tiles_of_keys, stream)
+        for owner in (cfg.owner("queries"), *cfg.owners_of_keys):
+            tensors = (dk, dv) if owner.owns_keys else (dq,)
+            results = tuple(operands.store_operand(cfg, tensors[i]) for i in owner.results)
+            args = given.arguments(cfg, owner, results)
+            kernel = {None: "dkv", 0: "dk", 1: "dv"}[owner.only] if owner.owns_keys else "dq"
+            self.launch(getattr(self, kernel), kernel, owner, args, grid_of(owner, sizes), stream)
 
     def launch(self, kernel, result: str, owner, args: OwnerArgs, ctas, stream):
         """One of the kernels. result: the name of what it writes."""
@@ -236,6 +258,7 @@ class BackwardKernel:
         )
         kernel(args).launch(
             grid=[ctas, 1, 1],
+            cluster=[CTAS, 1, 1] if owner.ctas > 1 else None,
             block=[owner.warps.threads, 1, 1],
             smem=owner.smem.nbytes,
             stream=stream,
@@ -274,14 +297,17 @@ class BackwardKernel:
     def roles(self, owner: cutlass.Constexpr, args: OwnerArgs):
         """The work of each warp, between setup and teardown."""
         cfg, smem, warps = self.cfg, owner.smem, owner.warps
+        if cutlass.const_expr(owner.ctas > 1):
+            say_pair()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block, _, _ = cute.arch.block_idx()
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
         cta = cta_of(owner, base)
         address = cute.recast_ptr(base + smem.tmem_address.offset, dtype=Int32)
-        if warp == warps.mma:
-            cute.arch.alloc_tmem(owner.tmem_columns, address)
-            cute.arch.relinquish_tmem_alloc_permit()
+        if cutlass.const_expr(owner.ctas == 1):
+            if warp == warps.mma:
+                cute.arch.alloc_tmem(owner.tmem_columns, address)
+                cute.arch.relinquish_tmem_alloc_permit()
         if warp == warps.load:
             counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
             initialise(cta.own_full.mbarriers, counts)
@@ -290,6 +316,8 @@ class BackwardKernel:
             words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
             subtracted.write_ones(words, cute.arch.thread_idx()[0], warps.threads)
             cute.arch.fence_proxy("async.shared", space="cta")
+        if cutlass.const_expr(owner.ctas > 1):
+            allocate(owner.tmem_columns, address, warp == warps.mma)
         cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
         tmem = cute.make_tensor(address, cute.make_layout(1))[0]
         if cutlass.const_expr(args.first is not None):
@@ -302,18 +330,32 @@ class BackwardKernel:
             else:
                 sums.run(cfg, owner, args, cta, thread, work)
         elif warp == warps.mma:
-            if cutlass.const_expr(not owner.has_dp):
-                dv_alone.multiply(owner, cta, tmem, work)
-            elif cutlass.const_expr(owner.results):
-                products.run(cfg, owner, args, cta, tmem, work)
+            if cutlass.const_expr(owner.ctas > 1):
+                if is_leader():
+                    self.multiply(owner, args, cta, tmem, work)
             else:
-                sums.multiply(owner, cta, tmem, work)
+                self.multiply(owner, args, cta, tmem, work)
         else:
             load.run(cfg, owner, args, cta, work)
-        cute.arch.sync_threads()
+        if cutlass.const_expr(owner.ctas > 1):
+            meet()
+        else:
+            cute.arch.sync_threads()
         if warp == warps.mma:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, address)
-            cute.arch.dealloc_tmem(pointer, owner.tmem_columns)
+            cute.arch.dealloc_tmem(pointer, owner.tmem_columns, is_two_cta=owner.ctas > 1)
+
+    @cute.jit
+    def multiply(
+        self, owner: cutlass.Constexpr, args: OwnerArgs, cta: cutlass.Constexpr, tmem: Int32, work
+    ):
+        """Every product of the owner."""
+        if cutlass.const_expr(not owner.has_dp):
+            dv_alone.multiply(owner, cta, tmem, work)
+        elif cutlass.const_expr(owner.results):
+            products.run(self.cfg, owner, args, cta, tmem, work)
+        else:
+            sums.multiply(owner, cta, tmem, work)
 
 
 class AuxKernel(BackwardKernel):
@@ -327,8 +369,7 @@ class AuxKernel(BackwardKernel):
         """
         lines, first = written
         owner = self.cfg.owner("scores")
-        both = given.operands(self.cfg, owner, ROWS, owner.other_rows)
-        args = replace(given.arguments(self.cfg, owner, both, ()), lines=lines, first=first)
+        args = replace(given.arguments(self.cfg, owner, ()), lines=lines, first=first)
         self.launch(self.daux, "daux", owner, args, lines[0].shape[0], stream)
 
     @cute.kernel

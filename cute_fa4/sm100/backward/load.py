@@ -6,12 +6,16 @@ The first product needs own 0 and other 0, the second one the rest. Where keys a
 come with other 0, on the same barrier.
 
 Own tiles that move to tensor memory (own_tile.py) take the last slots of their ring, which wait for the move.
+
+In a pair (pair.py) a CTA loads its half of the rows for S or dP, and its half of the columns for a sum, into one slot.
 """
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Float32
 
-from . import operands
+from ...tma import copies
+from . import operands, pair
 from .operands import OwnerArgs
 from .owner import STATS
 from .subtracted_sizes import NUMBERS_A_ROW
@@ -34,7 +38,7 @@ def other_rows(owner, work: Work, place: Place) -> tuple:
 
 def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
     tile = owner.own_tiles[i]
-    mbarrier = cta.own_full.arrive_and_expect(i, tile.nbytes)
+    mbarrier = pair.own_full(owner, cta, i).arrive_and_expect(i, tile.nbytes)
     address = cta.base + owner.own_offset(i)
     rows = own_rows(owner, work)
     operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
@@ -42,20 +46,48 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
 
 def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, i: int):
     """Tile i of the other side, where there is room."""
-    tile, with_stats = owner.tiles[i], owner.owns_keys and i == 0
-    nbytes = tile.nbytes + owner.stats * 4 * with_stats
+    with_stats = owner.owns_keys and i == 0
+    nbytes = owner.slot_bytes(i) + owner.stats * 4 * with_stats
     mbarrier = cta.other_full.arrive_and_expect(operands.ring_index(owner, slots, i), nbytes)
     address = operands.ring_address(owner, cta, slots, i)
     head = q_head(owner, work, place) if owner.owns_keys else kv_head(owner, args.sizes, work)
     rows = other_rows(owner, work, place)
-    operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
+    if owner.ctas > 1:
+        load_halves(cfg, owner, args, address, mbarrier, work, (rows, head), i)
+    else:
+        operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
     if with_stats:
         line = work.sequence.stats_tile + line_of_tile(owner, place)
         to = cta.stats_address + slots[0].index * (owner.stats * 4)
         first = 0
+        if owner.ctas > 1:
+            first = STATS + (row_in_line(owner, place, 0) + rank_row(owner, work)) * NUMBERS_A_ROW
+            copies.load_tile(args.parts, Float32, to, mbarrier, line, (head,), first)
+            return
         if owner.subtracts:
             first = STATS + row_in_line(owner, place, 0) * NUMBERS_A_ROW
         operands.load_stats(owner, args.stats[head, line, None], first, to, mbarrier)
+
+
+def rank_row(owner, work: Work):
+    """Which row of a tile is the first of this CTA of a pair."""
+    return work.rank * owner.tiles[0].rows
+
+
+def load_halves(cfg, owner, args: OwnerArgs, address, mbarrier, work: Work, where: tuple, i: int):
+    """This CTA's halves of tile i. where: (rows of the whole tile, head)."""
+    (first, length, row), head = where
+    if i < len(owner.own_tiles):
+        own = first, length, row + rank_row(owner, work)
+        operands.load(cfg, args.others[i], address, mbarrier, work.sequence, own, head)
+    if i in owner.results:
+        operand, column = (
+            args.summed[owner.results.index(i)],
+            work.rank * owner.summed_tile(i).cols,
+        )
+        to = address + owner.summed_offset(i)
+        rows = first, length, row
+        operands.load(cfg, operand, to, mbarrier, work.sequence, rows, head, column)
 
 
 @cute.jit
@@ -73,3 +105,5 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
                     cta.own_moved.wait(owner.moved.index(i), 0)
             load_other(cfg, owner, args, cta, work, place, slots, i)
         slots, place = operands.next_slots(owner, slots), place.next(work)
+    if cutlass.const_expr(owner.ctas > 1):
+        pair.drain(owner, cta, slots)

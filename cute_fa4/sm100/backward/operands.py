@@ -20,6 +20,7 @@ from ...tma.tensor_maps import (
     clipped_store,
     clipped_store_view,
     dense_view,
+    make_line_operand,
     make_operand,
     row_space,
 )
@@ -44,18 +45,35 @@ class OwnerArgs:
     lines: tuple = ()  # (CTAs of a launch, numbers of each) f32, one for each wanted element (sums.py)
     lists: TileLists | None = None  # of tiles, where the call had lists of key blocks
     first: Int32 | None = None  # number of the launch's first CTA among all
+    summed: tuple[
+        TMAOperand, ...
+    ] = ()  # in a pair: halves of the columns of `others`, one for each of Owner.results
+    parts: TMAOperand | None = None  # in a pair whose MMAs subtract L and delta: lines of `stats`
 
 
-def load_operands(cfg, depths: tuple, tensors: tuple, rows: int) -> tuple:
-    """Tiles of so many rows, and of `depths` columns; zeros past the existing columns."""
+def load_operands(cfg, depths: tuple, tensors: tuple, rows: int, ctas=(1, 1)) -> tuple:
+    """Tiles of so many rows, and of `depths` columns; zeros past the existing columns.
+
+    ctas: for each, 2: its bytes count in CTA 0 of the pair
+    """
     out = []
-    for tensor, depth in zip(tensors, depths, strict=True):
+    for tensor, depth, group in zip(tensors, depths, ctas, strict=True):
         if cfg.packed:
             view = clipped_load_view(tensor, row_space(tensor))
         else:
             view = dense_view(tensor, GRANULE, depth)
-        out.append(make_operand(view, DTYPES[cfg.dtype].cutlass, rows, depth))
+        dtype = DTYPES[cfg.dtype].cutlass
+        out.append(make_operand(view, dtype, rows, depth, cta_group=group))
     return tuple(out)
+
+
+def parts_operand(owner, stats: cute.Tensor) -> TMAOperand:
+    """Numbers of one line of L and delta, which count in CTA 0 of a pair: a plain bulk copy counts in its own CTA."""
+    heads, lines, numbers = stats.shape
+    of_head, of_line, _ = stats.layout.stride
+    layout = cute.make_layout((lines, numbers, heads), stride=(of_line, 1, of_head))
+    view = cute.make_tensor(stats.iterator, layout)
+    return make_line_operand(view, 1, owner.stats, cta_group=owner.ctas)
 
 
 def store_operand(cfg, tensor) -> TMAOperand:
@@ -68,14 +86,17 @@ def store_operand(cfg, tensor) -> TMAOperand:
     return make_operand(view, DTYPES[cfg.grad_dtype].cutlass, ROWS, columns, direction=direction)
 
 
-def load(cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head):
+def load(
+    cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head, first_column=0
+):
     """Copy a tile. rows: (first row in the tensor, length of the sequence, row in the sequence)."""
     first, length, row = rows
     if cfg.packed:
         at, further = clipped_load(first + row, minimum(length - row, ROWS), head)
     else:
         at, further = row, (head, of.index)
-    copies.load_tile(operand, DTYPES[cfg.dtype].cutlass, address, mbarrier, at, further)
+    dtype = DTYPES[cfg.dtype].cutlass
+    copies.load_tile(operand, dtype, address, mbarrier, at, further, first_column)
 
 
 def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, chunk: int):
@@ -105,8 +126,8 @@ def ring_index(owner, slots: tuple, i: int):
 
 def ring_address(owner, cta, slots: tuple, i: int):
     """Where tile i is."""
-    ring = i * owner.slots[0] * owner.tiles[0].nbytes
-    return cta.ring_address + ring + slots[i].index * owner.tiles[i].nbytes
+    ring = i * owner.slots[0] * owner.slot_bytes(0)
+    return cta.ring_address + ring + slots[i].index * owner.slot_bytes(i)
 
 
 def place_of_s(owner, n) -> Slot:

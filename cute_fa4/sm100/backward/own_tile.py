@@ -33,3 +33,5 @@ def move(owner, cta, thread, i: int):
     tensor_memory.wait_store()
     tensor_memory.fence_before()
     cta.own_moved.arrive(owner.moved.index(i))
+    if owner.ctas > 1:
+        cta.own_there.arrive(owner.moved.index(i))

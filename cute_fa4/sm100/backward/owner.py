@@ -20,6 +20,9 @@ written over S:
 
     dQ or dK of 256            | S, 64 | dP, 64 | dQ or dK, 256 | Q or K, 128 |
     dV of 256                  | S, 64 | next S, 64 | dV, 256 | K, 128        |
+
+In a pair of CTAs (pair.py) each has these columns for its own rows, and half of what the MMAs read of the other side:
+half of the rows for S and dP, half of the columns for sums. A slot of the ring has one after the other.
 """
 
 from dataclasses import dataclass
@@ -37,6 +40,7 @@ from ..blueprint.chip import (
     align_up,
 )
 from ..blueprint.memory_maps import Region, SmemMap
+from ..pair.barriers import CTAS
 from . import barriers, subtracted_sizes
 from .barriers import Warps
 
@@ -46,6 +50,7 @@ STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2,
 NARROW = 192, 128
 # Slots of tile 0 and of tile 1, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
 RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1), (1, 1)
+RINGS_OF_PAIRS = (8, 8), (6, 6), (6, 4), *RINGS  # own tiles that move may take four slots
 LANES = 32  # rows of a warp
 COLUMNS = 32  # of a tile, those of a compute thread: more warps hide the latencies of few
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
@@ -77,6 +82,7 @@ class Owner:
     tables  how many sums over distances it has (sums.py)
     only    the one result that it has, where each has a kernel of its own; None: all
     plain   whether no score_mod is between S and P
+    pairs   whether two CTAs share the MMAs, where they can (`ctas`)
     """
 
     name: str
@@ -85,6 +91,13 @@ class Owner:
     tables: int = 0
     only: int | None = None
     plain: bool = True
+    pairs: bool = False
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share an MMA: two where they are asked for and half of a result is whole chunks of columns."""
+        halves = all(self.depths[i] % (CTAS * GRANULE) == 0 for i in self.results)
+        return CTAS if self.pairs and halves else 1
 
     @property
     def owns_keys(self) -> bool:
@@ -131,13 +144,22 @@ class Owner:
 
     @property
     def tiles(self) -> tuple[KMajorTile, KMajorTile]:
-        """Their other operands, of the ring."""
-        return tuple(KMajorTile(self.other_rows, depth) for depth in self.depths)
+        """Their other operands, of the ring; in a pair those of one CTA."""
+        return tuple(KMajorTile(self.other_rows // self.ctas, depth) for depth in self.depths)
 
-    @property
-    def summed_tiles(self) -> tuple[MNMajorTile, MNMajorTile]:
-        """The same bytes as operands of the sums: the rows are contracted."""
-        return tuple(MNMajorTile(self.other_rows, depth) for depth in self.depths)
+    def summed_tile(self, i: int) -> MNMajorTile:
+        """The bytes of tile i as operand of a sum: the rows are contracted. In a pair they are other bytes."""
+        return MNMajorTile(self.other_rows, self.depths[i] // self.ctas)
+
+    def summed_offset(self, i: int) -> int:
+        """Where the operand of the sum begins in a slot of tile i: after the rows, if S or dP reads them."""
+        return self.tiles[i].nbytes if self.ctas > 1 and i < len(self.own_tiles) else 0
+
+    def slot_bytes(self, i: int) -> int:
+        """Of a slot of tile i."""
+        if self.ctas == 1:
+            return self.tiles[i].nbytes
+        return self.summed_offset(i) + (self.summed_tile(i).nbytes if i in self.results else 0)
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -173,7 +195,7 @@ class Owner:
     def stats(self) -> int:
         """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128, or parts of both."""
         if self.subtracts:
-            return self.other_rows * subtracted_sizes.NUMBERS_A_ROW
+            return self.tiles[0].rows * subtracted_sizes.NUMBERS_A_ROW
         return STATS if self.has_dp else ROWS
 
     @property
@@ -219,7 +241,7 @@ class Owner:
         sizes = [tile.nbytes for tile in self.own_tiles]
         if i not in self.moved:
             return self.smem.own.offset + sum(sizes[j] for j in range(i) if j not in self.moved)
-        ring = sum(self.slots[j] * self.tiles[j].nbytes for j in range(i + 1))
+        ring = sum(self.slots[j] * self.slot_bytes(j) for j in range(i + 1))
         return self.smem.ring.offset + ring - sizes[i]
 
     def first_over_own(self, i: int) -> int:
@@ -229,7 +251,7 @@ class Owner:
         >>> keys.slots, keys.moved, keys.first_over_own(1)
         ((4, 4), (1,), 2)
         """
-        return self.slots[i] - ROWS // self.other_rows
+        return self.slots[i] - self.own_tiles[i].nbytes // self.slot_bytes(i)
 
     @property
     def p_place(self) -> tuple[int, int]:
@@ -276,12 +298,14 @@ class Owner:
     def _barriers(self, slots: tuple[int, int]) -> BarrierTable:
         counts = len(self.own_tiles), sum(slots), self.s_buffers
         moves = len(self.moved), self.apart
-        return barriers.table(self.warps, 1 in self.results, *counts, moves)
+        table = barriers.table(self.warps, 1 in self.results, *counts, moves)
+        return barriers.of_pair(table) if self.ctas > 1 else table
 
     @property
     def slots(self) -> tuple[int, int]:
         """Slots of the ring for tile 0 and tile 1: as many as shared memory has room for."""
-        fitting = (x for x in RINGS if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
+        rings = RINGS if self.ctas == 1 else RINGS_OF_PAIRS
+        fitting = (x for x in rings if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
         return next(fitting, RINGS[-1])
 
     @property
@@ -291,7 +315,7 @@ class Owner:
     def smem_of(self, slots: tuple[int, int]) -> BackwardSmem:
         """Shared memory with so many slots."""
         table = self._barriers(slots)
-        ring = sum(number * tile.nbytes for number, tile in zip(slots, self.tiles, strict=True))
+        ring = sum(number * self.slot_bytes(i) for i, number in enumerate(slots))
         stay = (tile.nbytes for i, tile in enumerate(self.own_tiles) if i not in self.moved)
         return BackwardSmem.of_sizes(
             own=sum(stay),

@@ -37,13 +37,21 @@ from .work import Work
 STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step, of 16 values
 
 
+def instruction(owner, columns: int, b_mn_major: bool = False) -> InstructionDescriptor:
+    """An MMA step of all own rows, in a pair those of both CTAs."""
+    rows, dtypes = ROWS * owner.ctas, (owner.dtype, owner.dtype)
+    return InstructionDescriptor(
+        rows, columns, *dtypes, b_mn_major=b_mn_major, cta_group=owner.ctas
+    )
+
+
 def multiply(owner, cta, tmem, slots: tuple, i: int, to):
     """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring, into columns from `to` on; both are ready."""
     tile, of_ring = owner.own_tiles[i], owner.tiles[i]
     own, high, steps = mma_tile(tile, cta.base + owner.own_offset(i), tile.num_steps)
     ring = ring_address(owner, cta, slots, i)
     other, other_high, other_steps = mma_tile(of_ring, ring, of_ring.num_steps)
-    computes = InstructionDescriptor(ROWS, owner.other_rows, owner.dtype, owner.dtype)
+    computes = instruction(owner, owner.other_rows)
     if i in owner.moved:
         columns = range(0, STEP_COLUMNS * tile.num_steps, STEP_COLUMNS)
         pairs = list(zip(columns, other_steps, strict=True))
@@ -59,15 +67,15 @@ def multiply(owner, cta, tmem, slots: tuple, i: int, to):
 
 def add(owner, cta, tmem, slots: tuple, result: int, n):
     """A sum of turn n: dQ or dK (result 0) of dS and tile 0 of the ring, or dV (1) of P and tile 1. Frees the tile."""
-    tile = owner.summed_tiles[result]
-    ring = ring_address(owner, cta, slots, result)
+    tile = owner.summed_tile(result)
+    ring = ring_address(owner, cta, slots, result) + owner.summed_offset(result)
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
     first, apart = owner.p_place if result else owner.ds_place
     if result:
         first = first + place_of_s(owner, n).index * owner.other_rows
     columns = columns_of_steps(owner.warps.groups, owner.p_columns, apart)
     steps = list(zip(columns, offsets, strict=True))
-    computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
+    computes = instruction(owner, tile.cols * owner.ctas, b_mn_major=True)
     column = tmem + owner.result_column(result)
     tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)
     cta.other_empty.commit(ring_index(owner, slots, result))
@@ -89,7 +97,8 @@ def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Co
     """S or dP of turn n, as soon as its tiles are ready. Frees the tile that no sum reads, except where dV is alone."""
     if n == 0:
         if cutlass.const_expr(i in owner.moved):
-            cta.own_moved.wait(owner.moved.index(i), 0)
+            moved = cta.own_moved if owner.ctas == 1 else cta.own_there
+            moved.wait(owner.moved.index(i), 0)
             tensor_memory.fence_after()
         else:
             cta.own_full.wait(i, 0)

@@ -38,15 +38,36 @@ def chunks_of(owner) -> list:
 @cute.jit
 def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, thread, work: Work):
     """All results of a CTA; all warpgroups call it."""
+    if cutlass.const_expr(owner.ctas > 1):  # a CTA without rows outlives its commits, too
+        await_sums(cta, work)
+        await_moves(owner, cta, work)
     if work.row < own_rows(owner, work)[1]:
-        if work.count > 0:
-            cta.done.wait(0, 0)
-            tensor_memory.fence_after()
+        if cutlass.const_expr(owner.ctas == 1):
+            await_sums(cta, work)
         for i, (result, chunk) in enumerate(chunks_of(owner)):
             if thread.column == i % owner.warps.groups * owner.columns:
                 store_chunk(cfg, owner, args, cta, thread, work, (i, result, chunk))
         if thread.row < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def await_sums(cta, work: Work):
+    """Until all sums of a CTA are complete."""
+    if work.count > 0:
+        cta.done.wait(0, 0)
+        tensor_memory.fence_after()
+
+
+@cute.jit
+def await_moves(owner: cutlass.Constexpr, cta, work: Work):
+    """Until every warp has read its part of own tiles, over which results are written.
+
+    For a CTA alone, `done` says so. The MMAs of a pair wait for tensor memory alone.
+    """
+    if work.count > 0:
+        for number in cutlass.range_constexpr(len(owner.moved)):
+            cta.own_moved.wait(number, 0)
 
 
 @cute.jit

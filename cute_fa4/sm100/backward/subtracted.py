@@ -77,5 +77,6 @@ def subtract(owner, tmem, ones_address, parts_address, of_dp: bool):
         Int32(operand.low) + address // DESCRIPTOR_UNIT
         for operand, address in ((ones, block), (parts, parts_address))
     )
-    computes = InstructionDescriptor(ROWS, owner.other_rows, DTYPE, DTYPE)
+    rows, group = ROWS * owner.ctas, owner.ctas
+    computes = InstructionDescriptor(rows, owner.other_rows, DTYPE, DTYPE, cta_group=group)
     tensor_core.mma_ss(tmem, a, b, [(0, 0)], computes, ones.high, parts.high, accumulate=True)

@@ -15,6 +15,7 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.bands import bound
+from ..pair.sync import rank_in_cluster
 from .listed import ListedPlace, TileList, TileLists
 from .owner import ROWS
 
@@ -42,10 +43,6 @@ class Sizes:
         """Of all sequences and heads."""
         return tiles_of(self.seqlen_q) * self.heads_q * self.batch
 
-    @property
-    def tiles_of_keys(self) -> Int32:
-        return tiles_of(self.seqlen_k) * self.heads_kv * self.batch
-
 
 @dataclass(frozen=True)
 class Sequence:
@@ -68,6 +65,7 @@ class Work:
     """The work of a CTA: own rows [row, row + 128) of a sequence and head, `turns` heads of tiles [first, end).
 
     tiles: the list of tiles, in place of first and end
+    rank:  of the CTA in its pair, whose 256 rows all see some of the tiles
     """
 
     sequence: Sequence
@@ -77,6 +75,7 @@ class Work:
     end: Int32
     turns: Int32
     tiles: TileList | None = None
+    rank: Int32 | None = None
 
     @property
     def count(self):
@@ -87,6 +86,14 @@ class Work:
 
 def tiles_of(rows, of_tile: int = ROWS):
     return (rows + (of_tile - 1)) // of_tile
+
+
+def grid_of(owner, sizes: Sizes):
+    """CTAs of an owner's launch."""
+    rows, heads = (
+        (sizes.seqlen_k, sizes.heads_kv) if owner.owns_keys else (sizes.seqlen_q, sizes.heads_q)
+    )
+    return tiles_of(rows, ROWS * owner.ctas) * owner.ctas * heads * sizes.batch
 
 
 def line_of_tile(owner, place):
@@ -166,15 +173,18 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     group = sizes.heads_q // sizes.heads_kv
     heads = sizes.heads_kv if owner.owns_keys else sizes.heads_q
     longest = sizes.seqlen_k if owner.owns_keys else sizes.seqlen_q
+    rows, rank = ROWS * owner.ctas, None
+    if owner.ctas > 1:
+        block, rank = block // owner.ctas, rank_in_cluster()
     tile, rest = block // (heads * sizes.batch), block % (heads * sizes.batch)
     if not owner.owns_keys:
-        tile = tiles_of(longest) - 1 - tile
+        tile = tiles_of(longest, rows) - 1 - tile
     if lists is not None and lists.order is not None:
         tile, rest = lists.placed(block, tile, rest)
     of = sequence_of(cfg, sizes, rest // heads)
-    row = tile * ROWS
+    row = tile * rows
     first, _ = hull(bands_of(cfg, owner, sizes, of, row))
-    _, end = hull(bands_of(cfg, owner, sizes, of, row + (ROWS - 1)))
+    _, end = hull(bands_of(cfg, owner, sizes, of, row + (rows - 1)))
     others = of.length_q if owner.owns_keys else of.length_k
     first = Int32(0) if first is None else maximum(first, 0) // owner.other_rows
     end = tiles_of(others if end is None else maximum(minimum(end, others), 0), owner.other_rows)
@@ -184,7 +194,9 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     tiles = (
         None if lists is None else lists.of(of.index, rest % heads, tile, owner.other_rows < ROWS)
     )
-    return Work(of, row, rest % heads, first, end, turns, tiles)
+    if rank is not None:
+        row = row + rank * ROWS
+    return Work(of, row, rest % heads, first, end, turns, tiles, rank)
 
 
 @dataclass(frozen=True)

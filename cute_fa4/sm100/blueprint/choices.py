@@ -134,6 +134,13 @@ CHOICES: dict[str, Choice] = {
         (True, False),
         False,
     ),
+    "backward_pairs": Choice(
+        "whether pairs of CTAs share the MMAs of the backward pass",
+        ("arch", "head_dim", "head_dim_v", "mask"),
+        _switch,
+        (True, False),
+        False,
+    ),
     "order": Choice(
         "preference among the orders of the products, the first that a problem allows",
         ("arch", "family", "head_dim", "eight_bits", "mask"),

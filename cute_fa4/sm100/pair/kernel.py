@@ -10,12 +10,32 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..kernel import CTA, SET_UP, Grouping, initialise_all
+from ..kernel import CTA, SET_UP, Grouping, initialise_all, say_cluster
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.queue import NO_MORE, WorkQueue
 from .barriers import CTAS
 from .checked import pair_queue_of
 from .sync import PairConsumer, PairEvents, PairProducer, is_leader
+
+
+def say_pair() -> None:
+    """The traced kernel runs in clusters of a pair."""
+    say_cluster((CTAS, 1, 1))
+
+
+def meet():
+    """Every thread of both CTAs."""
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+@cute.jit
+def allocate(columns: cutlass.Constexpr, address, is_mma):
+    """Both CTAs meet, and both then allocate tensor memory. address: in shared memory, where its own is written."""
+    meet()
+    if is_mma:
+        cute.arch.alloc_tmem(columns, address, is_two_cta=True)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
 
 
 @cute.jit
@@ -28,11 +48,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
     if warp == warps.load.start:
         initialise_all(cfg, args, mbarriers)
         cta.queue.begin()
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-    if warp == warps.mma.start:
-        cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address, is_two_cta=True)
-        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
+    allocate(cfg.tmem.columns, cta.tmem_address, warp == warps.mma.start)
     if warp == warps.load.start:  # its copies depend on no other warp
         cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
     else:
@@ -46,8 +62,7 @@ def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
     It is an error on the chip if a CTA frees its memory before the other has allocated, or exits before the last
     arrival from the other (NVIDIA/cutlass#3435; facebookexperimental/triton#1105).
     """
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+    meet()
     if warp == cfg.warps.mma.start:
         tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
         cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns, is_two_cta=True)

@@ -11,12 +11,13 @@ OWNERS = [
     owner
     for depth in DEPTHS
     for depth_v in DEPTHS
-    for config in [BackwardConfig("bf16", depth, depth_v)]
+    for pairs in (False, True)
+    for config in [BackwardConfig("bf16", depth, depth_v, pairs=pairs)]
     for owner in (config.owner("queries"), *config.owners_of_keys)
 ]
 
 
-@pytest.mark.parametrize("owner", OWNERS, ids=lambda x: f"{x.name} {x.depths} {x.only}")
+@pytest.mark.parametrize("owner", OWNERS, ids=lambda x: f"{x.name} {x.depths} {x.only} {x.ctas}")
 def test_every_tile_has_its_place(owner):
     """Own tiles that move leave the first slot of their ring: the first products may need it before the move."""
     assert owner.smem.nbytes <= SMEM_CAPACITY_BYTES and owner.tmem_columns <= TMEM_COLUMNS
@@ -25,4 +26,4 @@ def test_every_tile_has_its_place(owner):
     assert owner.moved and all(owner.first_over_own(i) >= 1 for i in owner.moved)
     for i in owner.moved:
         slots = owner.slots[i] - owner.first_over_own(i)
-        assert owner.own_tiles[i].nbytes == slots * owner.tiles[i].nbytes
+        assert owner.own_tiles[i].nbytes == slots * owner.slot_bytes(i)

@@ -1,0 +1,55 @@
+"""Two CTAs that share their MMAs: 256 own rows of a head, and half of every tile of the other side in each CTA.
+
+    own rows, M = 256             CTA 0, which issues the MMAs     CTA 1
+    own tiles, S, dP, results     rows 0..127                      rows 128..255, in tensor memory of their own
+    S, dP: tile of 64 rows        rows 0..31                       rows 32..63, all columns
+    sums: tile of d columns       columns 0..d/2 - 1               columns d/2..d - 1, all 64 rows
+
+An MMA of M = 256 reads operand B from both CTAs. A tile that S or dP reads and a sum, too, comes in both forms: three
+quarters of its bytes. So a CTA copies less, and the tensor core reads half as much of the ring from its shared memory.
+
+    who                  raises                                          in
+    load warp of CTA 0   other_full, own_full of tiles that stay         its own CTA: the bytes of both
+    TMA of either CTA    its bytes, on these                             CTA 0
+    a compute warp       s_read, p_ready, dp_read, ds_ready, own_there   CTA 0
+    compute threads      own_moved                                       their own CTA
+    MMAs of CTA 0        s_ready, dp_ready, other_empty, done            both
+
+Both CTAs pass the tiles that any of the 256 rows sees, and masks hide what a CTA's own rows do not see. Where a
+sequence ends within the first 128 rows, CTA 1 has no rows: it takes part in all products and stores nothing.
+"""
+
+import cutlass
+import cutlass.cute as cute
+
+from ..pair.barriers import CTAS
+from ..pair.sync import LoadedForBoth, RaisedAtLeader, RaisedInBoth
+from ..sync.pipelines import Event, Slot
+from .barriers import READ_OR_WRITTEN
+
+KINDS = {
+    **dict.fromkeys((*READ_OR_WRITTEN, "own_there"), RaisedAtLeader),
+    **dict.fromkeys(("s_ready", "dp_ready", "other_empty", "done"), RaisedInBoth),
+    "other_full": LoadedForBoth,
+}
+
+
+def event_of(owner, name: str) -> type[Event]:
+    """Who raises a barrier, and in which CTA."""
+    return KINDS.get(name, Event) if owner.ctas > 1 else Event
+
+
+def own_full(owner, cta, i: int) -> Event:
+    """The event of own tile i for the load warp: the MMA warp waits for both CTAs, unless they move."""
+    both = owner.ctas > 1 and i not in owner.moved
+    return LoadedForBoth(cta.own_full.mbarriers) if both else cta.own_full
+
+
+@cute.jit
+def drain(owner: cutlass.Constexpr, cta, slots: tuple):
+    """The load warp of either CTA waits for the last commit of CTA 0 on each of its slots. slots: the next ones."""
+    for i in cutlass.range_constexpr(CTAS):
+        slot = Slot(slots[i].index, slots[i].phase)
+        for _ in cutlass.range_constexpr(owner.slots[i]):
+            cta.other_empty.wait(slot.index + i * owner.slots[0], slot.phase)
+            slot = slot.next(owner.slots[i])

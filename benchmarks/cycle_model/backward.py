@@ -121,8 +121,11 @@ def cycles_of(few: float, many: float) -> float:
     return (many - few) / (TURNS[1] - TURNS[0])
 
 
-def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float]]:
-    """(cycles of a tile, cycles besides) of a CTA of each kernel; one tile of it is cut. Long CTAs come first."""
+def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float, int]]:
+    """(cycles of a tile, cycles besides, CTAs that share MMAs) of a CTA of each kernel; one tile of it is cut.
+
+    Long CTAs come first. Those of a pair see the same tiles.
+    """
     most = TURNS[-1]
     few, many = (
         {
@@ -132,20 +135,26 @@ def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float]]:
         for cta in (most - TURNS[0], 0)
     )
     tile = {x: (many[x] - few[x]) / (most - TURNS[0]) for x in many if "_deltas_" not in x}
-    return [(cycles, many[x] - most * cycles) for x, cycles in tile.items()]
+    ctas = {
+        x: rows_of(kernel, depths) // ROWS
+        for x in tile
+        for kernel in kernels_of(depths)
+        if f"_{kernel}_" in x
+    }
+    return [(cycles, many[x] - most * cycles, ctas[x]) for x, cycles in tile.items()]
 
 
 def causal_microseconds(
-    kernels: list[tuple[float, float]], seqlen: int, heads: int, depth_v: int
+    kernels: list[tuple[float, float, int]], seqlen: int, heads: int, depth_v: int
 ) -> float:
     """A call without groups: the kernels one after another, each with its longest CTAs first, after the deltas."""
     found = constants()
     read = seqlen * heads * 2 * depth_v * torch.bfloat16.itemsize
     out = found["launch_us"].value + read / found["hbm_tbs"].value * 1e-6
-    for cycles, besides in kernels:
-        longest_first = range(seqlen // ROWS, 0, -1)
+    for cycles, besides, shared in kernels:
+        longest_first = range(seqlen // ROWS, 0, -shared)
         ctas = (tiles * cycles + besides for tiles in longest_first for _ in range(heads))
-        out += makespan(ctas, SMS) / CLOCK_GHZ * 1e-3
+        out += makespan(ctas, SMS // shared) / CLOCK_GHZ * 1e-3
     return out
 
 

@@ -16,6 +16,7 @@ from cute_fa4.reference import (
     max_error,
 )
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.blueprint import tuning
 
 ROWS = 140  # two tiles, of which one is ragged
 PADDING = 3  # rows after a sequence, where lengths say so
@@ -51,7 +52,9 @@ def worst(config: BackwardConfig, device: str) -> tuple[float, float]:
     moved: list[Any] = [None if x is None else x.to(device) for x in tensors]
     *of, dout_there, dlse_there = moved
     scores = Scores(config.depth**-0.5, bound)
-    found = gradients(Attended(*of, *lengths), dout_there, dlse_there, scores)[:3]
+    table = tuning.active().changed(backward_pairs=config.pairs)
+    with tuning.using(table):
+        found = gradients(Attended(*of, *lengths), dout_there, dlse_there, scores)[:3]
     exact = gradients_float64(q, k, v, dout, dlse, **options)
     allowed = allowed_gradient_errors(q, k, v, dout, dlse, **options)
     errors = [

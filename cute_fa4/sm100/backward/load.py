@@ -105,5 +105,3 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
                     cta.own_moved.wait(owner.moved.index(i), 0)
             load_other(cfg, owner, args, cta, work, place, slots, i)
         slots, place = operands.next_slots(owner, slots), place.next(work)
-    if cutlass.const_expr(owner.ctas > 1):
-        pair.drain(owner, cta, slots)

@@ -95,9 +95,12 @@ class Owner:
 
     @property
     def ctas(self) -> int:
-        """CTAs that share an MMA: two where they are asked for and half of a result is whole chunks of columns."""
-        halves = all(self.depths[i] % (CTAS * GRANULE) == 0 for i in self.results)
-        return CTAS if self.pairs and halves else 1
+        """CTAs that share an MMA: two where they are asked for and half of the one result is whole chunks of columns.
+
+        dK and dV in one kernel wait for S, P, dV and the next S in turn: news between CTAs take longer than is saved.
+        """
+        halves = [self.depths[i] % (CTAS * GRANULE) == 0 for i in self.results]
+        return CTAS if self.pairs and halves == [True] else 1
 
     @property
     def owns_keys(self) -> bool:

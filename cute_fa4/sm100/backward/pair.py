@@ -16,15 +16,12 @@ quarters of its bytes. So a CTA copies less, and the tensor core reads half as m
     MMAs of CTA 0        s_ready, dp_ready, other_empty, done            both
 
 Both CTAs pass the tiles that any of the 256 rows sees, and masks hide what a CTA's own rows do not see. Where a
-sequence ends within the first 128 rows, CTA 1 has no rows: it takes part in all products and stores nothing.
+sequence ends within the first 128 rows, CTA 1 has no rows: it takes part in all products and stores nothing. It
+waits for `done`, the last commit, so that all others have come.
 """
 
-import cutlass
-import cutlass.cute as cute
-
-from ..pair.barriers import CTAS
 from ..pair.sync import LoadedForBoth, RaisedAtLeader, RaisedInBoth
-from ..sync.pipelines import Event, Slot
+from ..sync.pipelines import Event
 from .barriers import READ_OR_WRITTEN
 
 KINDS = {
@@ -43,13 +40,3 @@ def own_full(owner, cta, i: int) -> Event:
     """The event of own tile i for the load warp: the MMA warp waits for both CTAs, unless they move."""
     both = owner.ctas > 1 and i not in owner.moved
     return LoadedForBoth(cta.own_full.mbarriers) if both else cta.own_full
-
-
-@cute.jit
-def drain(owner: cutlass.Constexpr, cta, slots: tuple):
-    """The load warp of either CTA waits for the last commit of CTA 0 on each of its slots. slots: the next ones."""
-    for i in cutlass.range_constexpr(CTAS):
-        slot = Slot(slots[i].index, slots[i].phase)
-        for _ in cutlass.range_constexpr(owner.slots[i]):
-            cta.other_empty.wait(slot.index + i * owner.slots[0], slot.phase)
-            slot = slot.next(owner.slots[i])

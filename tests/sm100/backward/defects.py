@@ -10,6 +10,7 @@ Left out, because they change nothing:
 
 from tests.sm100.backward.damaged import Defect
 from tests.sm100.backward.operand_defects import OPERANDS
+from tests.sm100.backward.pair_defects import PAIRS
 from tests.sm100.backward.wide_defects import WIDE
 
 DEFECTS = {
@@ -102,9 +103,11 @@ DEFECTS = {
         "load", "            cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)\n",
         "", "causal",
     ),
-    "numbers are not announced": Defect("load", "tile.nbytes + owner.stats * 4 * with_stats", "tile.nbytes", "causal"),
-    "results before they are complete": Defect("store", "            cta.done.wait(0, 0)\n", "", "causal"),
-    "no fence before results": Defect("store", "            tensor_memory.fence_after()\n", "", "causal"),
+    "numbers are not announced": Defect(
+        "load", "owner.slot_bytes(i) + owner.stats * 4 * with_stats", "owner.slot_bytes(i)", "causal",
+    ),
+    "results before they are complete": Defect("store", "        cta.done.wait(0, 0)\n", "", "causal"),
+    "no fence before results": Defect("store", "        tensor_memory.fence_after()\n", "", "causal"),
     "no fence between the proxies": Defect(
         "store", '    cute.arch.fence_proxy("async.shared", space="cta")\n', "", "causal",
     ),
@@ -422,4 +425,5 @@ DEFECTS = {
     "sums of full blocks with mask_mod": Defect("sums", "cfg.listed and place.is_full", "False", "lists, sums of rows"),
     **OPERANDS,
     **WIDE,
+    **PAIRS,
 }  # fmt: skip

@@ -39,7 +39,7 @@ OPERANDS = {
     ),
     "the own tile is moved before it is there": Defect("own_tile", "    cta.own_full.wait(i, 0)\n", "", "causal"),
     "the own tile is not awaited in its columns": Defect(
-        "products", "            cta.own_moved.wait(owner.moved.index(i), 0)\n", "", "causal",
+        "products", "            moved.wait(owner.moved.index(i), 0)\n", "", "causal",
     ),
     "no fence after the own tile": Defect(
         "products", "moved.index(i), 0)\n            tensor_memory.fence_after()", "moved.index(i), 0)", "causal",
@@ -59,8 +59,12 @@ OPERANDS = {
         "owner", "self._columns + self._apart_columns + before", "self.other_rows + before", "causal",
     ),
     "own tiles in the same columns": Defect("owner", "in self.moved if j < i)", "in self.moved if j < 0)", "causal"),
-    "both barriers of own tiles are the first": Defect("own_tile", "owner.moved.index(i)", "0", "causal"),
-    "V moves alone and has a second barrier": Defect("own_tile", "owner.moved.index(i)", "i", "wide"),
+    "both barriers of own tiles are the first": Defect(
+        "own_tile", "own_moved.arrive(owner.moved.index(i))", "own_moved.arrive(0)", "causal",
+    ),
+    "V moves alone and has a second barrier": Defect(
+        "own_tile", "own_moved.arrive(owner.moved.index(i))", "own_moved.arrive(i)", "wide",
+    ),
     "the wait for V alone is for a second barrier": Defect("products", "owner.moved.index(i), 0)", "i, 0)", "wide"),
     "an own tile is overwritten before it has moved": Defect(
         "load", "cta.own_moved.wait(owner.moved.index(i), 0)", "pass", "causal",
@@ -69,7 +73,7 @@ OPERANDS = {
         "load", "wait(owner.moved.index(i), 0)", "wait(0, 0)", "causal",
     ),
     "the first slot over an own tile is not": Defect(
-        "owner", "self.slots[i] - ROWS // self.other_rows", "self.slots[i] - 1", "causal",
+        "owner", "self.slots[i] - self.own_tiles[i].nbytes // self.slot_bytes(i)", "self.slots[i] - 1", "causal",
     ),
     "own tiles are in the ring of the first": Defect("owner", "j in range(i + 1))", "j in range(1))", "causal"),
     "an own tile in the middle of its ring": Defect("owner", "ring - sizes[i]", "ring - 2 * sizes[i]", "causal"),

@@ -4,9 +4,11 @@ Caught is an error of the emulator, or a gradient further from float64 than the 
 schedules. Each defect needs a separate compile: twelve commits plant all of them, `pytest -m sweep` all at once.
 """
 
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.nn.functional import pad
 
 from cute_fa4 import emulator, masks
 from cute_fa4.calls.backward import Attended, Scores
+from cute_fa4.compiler.policy import PAIR_VARIABLE
 from cute_fa4.reference import (
     allowed_gradient_errors,
     attention_of_functions_float64,
@@ -57,6 +60,10 @@ PROBLEMS = {
     "wide": Problem(300, 290, heads=(2, 1), depths=(192, 128), window=(None, 0)),
     # five tiles on each side, which are cut, whole and halves of lines of 128, for rings of two lengths; two heads
     "widest": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
+    # three blocks on each side, so that CTA 1 of the second pair has no rows; two heads
+    "pairs": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
+    # no product lies between the allocation of tensor memory and its end
+    "pairs that see nothing": Problem(10, 300, depths=(256, 256), window=(None, -280)),
     # float32 of dV takes 128 KiB, over the ring alone: K has moved
     "V alone": Problem(70, 70, depths=(64, 256)),
     # no exponentials on FMA units; P of scores without L
@@ -66,6 +73,7 @@ PROBLEMS = {
     # log-sum-exps so large that 8 of their bits are far from enough
     "3,000 nats": Problem(130, 140),
 }
+PAIRED = ("pairs", "pairs that see nothing")  # on pairs of CTAs
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
 RAGGED = {
@@ -99,6 +107,9 @@ def given(name) -> tuple:
 
 
 def is_right(name) -> bool:
+    if name in PAIRED:
+        with mock.patch.dict(os.environ, {PAIR_VARIABLE: "on"}):
+            return dense_is_right(name)
     if name in CASES:
         return of_functions(name)
     if name in FUNCTIONS_WIDEST:
@@ -111,6 +122,10 @@ def is_right(name) -> bool:
         return LISTS[name]()
     if name in RAGGED:
         return ragged_is_right(**RAGGED[name])
+    return dense_is_right(name)
+
+
+def dense_is_right(name) -> bool:
     (tensors, dlse), exact, allowed = given(name)
     sums = 1.0 if name in ("float32", "V alone") else None
     return within(run(*tensors, PROBLEMS[name].window, dlse, sums=sums), exact, allowed)

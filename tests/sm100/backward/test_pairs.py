@@ -36,9 +36,8 @@ PROBLEMS = {
     "sequences and groups": Problem(140, 270, heads=(4, 2), batch=2, **WIDE),
     "fp16": Problem(200, 150, dtype=torch.float16, **WIDE),
     "head dims that are padded": Problem(150, 140, depths=(200, 232), window=CAUSAL),
-    # rings of six turn twice; own tiles of both sides move
-    "head dim 128": Problem(300, 800, heads=(2, 1), window=CAUSAL),
-    "head dim 128, more queries": Problem(800, 140, window=CAUSAL),
+    # rings of eight turn twice; both own tiles of dq move, and dS has columns of its own; dK and dV on CTAs alone
+    "head dim 128": Problem(300, 1100, heads=(2, 1), window=CAUSAL),
     # dv on pairs, dq and dk alone: half of 192 columns is no whole chunk
     "kernels of both kinds": Problem(150, 200, depths=(192, 256), window=CAUSAL),
 }
@@ -142,6 +141,7 @@ def test_which_kernels_run_on_pairs():
     assert not any(kernels_on_pairs(*wide, mask=window) + kernels_on_pairs("bf16", 128, 128))
     assert all(kernels_on_pairs(*wide, mask=window, pairs=True))
     assert kernels_on_pairs("bf16", 192, 256, pairs=True) == [False, False, True]
+    assert kernels_on_pairs("bf16", 128, 128, pairs=True) == [True, False]
     with tuning.using(tuning.shipped().changed(backward_pairs=False)):
         assert not any(kernels_on_pairs(*wide))
 

@@ -8,6 +8,7 @@ import torch
 from cute_fa4 import emulator
 from cute_fa4.calls.aux_gradients import gradients_of_aux
 from cute_fa4.calls.backward import Scores
+from cute_fa4.compiler.policy import PAIR_VARIABLE
 from cute_fa4.emulator import EmulatorError
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.emulator.mutations.quick import quick_or_sweep
@@ -34,8 +35,8 @@ DEFECTS = {
 EQUIVALENT = {"an mbarrier is not awaited": 2, "mbarriers are used before their set-up is seen": 1}
 
 
-def planted(pattern: str, number: int):
-    """A transform that deletes the match of this number; .count is how many there are."""
+def planted(pattern: str, number: int, by: str = ""):
+    """A transform that replaces the match of this number, or deletes it; .count is how many there are."""
 
     def transform(name, ptx):
         places = list(re.finditer(pattern, ptx))
@@ -43,17 +44,17 @@ def planted(pattern: str, number: int):
         if number >= len(places):
             return ptx
         place = places[number]
-        return ptx[: place.start()] + ptx[place.end() :]
+        return ptx[: place.start()] + place.expand(by) + ptx[place.end() :]
 
     transform.count = 0
     return transform
 
 
-def missed(pattern: str, attempt, **schedule) -> tuple[int, list]:
+def missed(pattern: str, attempt, by: str = "", **schedule) -> tuple[int, list]:
     """-> (how many there are, the numbers of those that attempt() does not notice)."""
     number, unnoticed = 0, []
     while True:
-        transform = planted(pattern, number)
+        transform = planted(pattern, number, by)
         try:
             with emulator.use(transform=transform, instruction_budget=3_000_000, **schedule):
                 attempt()
@@ -106,3 +107,46 @@ def test_every_one_of_sums_is_noticed(defect):
         seed=1,  # of those whose last commit comes after the threads have ended
     )
     assert number > 0 and len(unnoticed) == EQUIVALENT_SUMS.get(defect, 0), unnoticed
+
+
+# Pairs of CTAs: three blocks of queries, so that CTA 1 of the second pair has no rows; seven tiles of keys, and ten of
+# queries of both heads, turn every ring. Head dim 256 has all three kernels on pairs. (pattern, what takes its place)
+PAIRS = Problem(300, 400, heads=(2, 1), depths=(256, 256), window=(None, 0))
+OF_PAIRS = {
+    "the CTAs do not meet": (r"barrier\.cluster\.(?:arrive|wait)[^;]*;", ""),
+    "CTA 0 misses a warp": (r"mbarrier\.arrive\.relaxed\.cluster[^;]*;", ""),
+    "CTA 1 is told what CTA 0 waits for": (
+        r"mapa\.shared::cluster\.u32\s+(%r\d+), (%r\d+), 0;",
+        r"mapa.shared::cluster.u32 \1, \2, 1;",
+    ),
+    "a commit reaches CTA 0 alone": (r"mov\.b16 both_ctas, 3;", "mov.b16 both_ctas, 1;"),
+    "a commit reaches CTA 1 alone": (r"mov\.b16 both_ctas, 3;", "mov.b16 both_ctas, 2;"),
+    "the MMA warp does not wait": (
+        r"mbarrier\.try_wait\.parity\.relaxed\.cluster[^;]*;",
+        "setp.eq.u32 complete, 0, 0;",
+    ),
+    "a copy counts in its own CTA": (
+        r"(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\S*)\.cta_group::2 ",
+        r"\1 ",
+    ),
+    "half of the bytes are announced": (
+        r"mbarrier\.arrive\.expect_tx\.shared\.b64 (%rd\d+), (\[\S+\]), (%r\d+);",
+        r"{.reg .b32 half; shr.u32 half, \3, 1; mbarrier.arrive.expect_tx.shared.b64 \1, \2, half;}",
+    ),
+    "tensor memory is allocated for one CTA": (r"(tcgen05\.alloc\.cta_group::)2", r"\g<1>1"),
+    "tensor memory is freed for one CTA": (r"(tcgen05\.dealloc\.cta_group::)2", r"\g<1>1"),
+    "one CTA gives up further tensor memory": (
+        r"(tcgen05\.relinquish_alloc_permit\.cta_group::)2",
+        r"\g<1>1",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", quick_or_sweep(OF_PAIRS))
+def test_every_one_of_pairs_is_noticed(defect, monkeypatch):
+    monkeypatch.setenv(PAIR_VARIABLE, "on")
+    tensors, (pattern, by) = PAIRS.tensors(), OF_PAIRS[defect]
+    number, unnoticed = missed(
+        pattern, lambda: run(*tensors, PAIRS.window), by, mode="hostile", seed=1
+    )
+    assert number >= 3 and not unnoticed, unnoticed

@@ -76,7 +76,7 @@ WIDE = {
         "sums", "elif mine < owner.distances:", "elif mine >= 0:", "one of each, widest",
     ),
     "keys of sums are loaded in tiles of 128": Defect(
-        "kernel", "ROWS, owner.other_rows)", "ROWS, ROWS)", "rows, widest",
+        "kernel", "others, owner.tiles[0].rows", "others, ROWS", "rows, widest",
     ),
     "half of the entries": Defect(
         "listed", "HalvedList(count * 2, entries)", "HalvedList(count, entries)", "lists, widest",

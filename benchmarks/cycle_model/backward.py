@@ -52,7 +52,7 @@ def zeros(rows: int, keys: int, depths: tuple[int, int], **options) -> list[torc
 def run_ours(
     rows: int, keys: int, depths: tuple[int, int], mask: masks.BoundMask | None = None, cta: int = 0
 ) -> Profiles:
-    """cta: the recorded one of each kernel."""
+    """cta: number of the recorded one of each kernel, or of the pair."""
     q, k, v, out, dout = zeros(rows, keys, depths)
     with profiling(cta, constants()) as found:
         of = Attended(q, k, v, out, torch.zeros(1, 1, rows))
@@ -124,24 +124,19 @@ def cycles_of(few: float, many: float) -> float:
 def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float, int]]:
     """(cycles of a tile, cycles besides, CTAs that share MMAs) of a CTA of each kernel; one tile of it is cut.
 
-    Long CTAs come first. Those of a pair see the same tiles.
+    Long CTAs come first. Those of a pair see the same tiles. All kernels of these head dims are of one kind.
     """
     most = TURNS[-1]
+    (shared,) = {rows_of(kernel, depths) // ROWS for kernel in kernels_of(depths)}
     few, many = (
         {
             x.kernel: x.cycles
-            for x in run_ours(*[ROWS * most] * 2, depths, masks.causal(), cta).kernels
+            for x in run_ours(*[ROWS * most] * 2, depths, masks.causal(), number).kernels
         }
-        for cta in (most - TURNS[0], 0)
+        for number in ((most - TURNS[0]) // shared, 0)
     )
     tile = {x: (many[x] - few[x]) / (most - TURNS[0]) for x in many if "_deltas_" not in x}
-    ctas = {
-        x: rows_of(kernel, depths) // ROWS
-        for x in tile
-        for kernel in kernels_of(depths)
-        if f"_{kernel}_" in x
-    }
-    return [(cycles, many[x] - most * cycles, ctas[x]) for x, cycles in tile.items()]
+    return [(cycles, many[x] - most * cycles, shared) for x, cycles in tile.items()]
 
 
 def causal_microseconds(

@@ -21,7 +21,7 @@ CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for p
 
     auto    rules decide: wide heads on pairs, others alone unless a tuning table lets lengths choose
             (sm100/choose/which_kernel.py, choose/pays.py; default)
-    on      pairs for 16-bit full or causal problems and for wide heads (sm100/two_tiles/pair, wide/pair), and for kernels
+    on      pairs for 16-bit full or causal problems, for wide heads (sm100/two_tiles/pair, wide/pair), and for kernels
             of the backward pass that can (sm100/backward/pair.py)
     off     every CTA alone (sm100/two_tiles, wide)
 

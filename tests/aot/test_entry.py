@@ -69,6 +69,7 @@ VARIED = [
     BlockListsConfig("order", arch="sm_103a"),
     BackwardConfig("bf16", 64, 64, score_mod=score_mods.additive_bias(), aux=(("f32", 4),), wanted=(0,)),
     BackwardConfig("bf16", 64, 64, exp2_emulated=8),
+    *(BackwardConfig("bf16", depth, depth, pairs=pairs) for depth in (128, 256) for pairs in (False, True)),
     TopKConfig("sm_103a", 8),
     IndexerConfig(32, 4),
     IndexerConfig(64, 1, page_size=64, ends="lengths", clean=False, arch="sm_103a"),

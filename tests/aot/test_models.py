@@ -14,7 +14,9 @@ from cute_fa4 import (
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
 )
+from cute_fa4.compiler.policy import PAIR_VARIABLE
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.blueprint.bands import mask_fact
 
 # name -> (arguments of configs_for_model, arguments of every call)
 MODELS = {
@@ -343,6 +345,34 @@ def test_every_configuration_that_training_asks_for_is_listed(name, monkeypatch)
     backward = [config for config in asked if isinstance(config, BackwardConfig)]
     assert {config.packed for config in backward} == {False, True}
     assert {config.dlse for config in backward} == {False, *shape.get("return_lse", ())}
+
+
+@pytest.mark.parametrize("word", ["auto", "on", "off"])
+def test_training_has_the_pairs_of_ctas_that_calls_ask_for(word, monkeypatch):
+    """Head dim 256 by default, 128 and windows where asked."""
+    monkeypatch.setenv(PAIR_VARIABLE, word)
+    asked = set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    listed = set()
+    for head_dim in (128, 256):
+        shape = dict(head_dim=head_dim, heads_q=1, heads_kv=1, calls=("dense",), training=True)
+        for given in (dict(causal=False), dict(windows=(None, (8, 0)))):
+            listed |= {*configs_for_model(**shape, **given)}
+        for options in (dict(), dict(causal=True), dict(causal=True, window_size=(8, 0))):
+            q, k, v = torch.zeros(3, 1, 2, 1, head_dim, dtype=torch.bfloat16).unbind()
+            q.requires_grad_()
+            flash_attn_func(q, k, v, **options).sum().backward()
+    found = {config for config in asked if isinstance(config, BackwardConfig)}
+    assert found <= listed
+    pairs = {(config.depth, mask_fact(config.mask)) for config in found if config.pairs}
+    wide = {(256, "Full"), (256, "Causal")}
+    every = wide | {(256, "other"), *((128, mask) for mask in ("Full", "Causal", "other"))}
+    assert pairs == {"auto": wide, "on": every, "off": set()}[word]
 
 
 def test_queries_that_are_quantized_before_the_call_have_the_dtype_of_the_cache():

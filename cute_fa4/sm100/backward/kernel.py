@@ -317,7 +317,7 @@ class BackwardKernel:
             subtracted.write_ones(words, cute.arch.thread_idx()[0], warps.threads)
             cute.arch.fence_proxy("async.shared", space="cta")
         if cutlass.const_expr(owner.ctas > 1):
-            allocate(owner.tmem_columns, address, warp == warps.mma)
+            allocate(owner.tmem_columns, address, warp, warps.mma)
         cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
         tmem = cute.make_tensor(address, cute.make_layout(1))[0]
         if cutlass.const_expr(args.first is not None):

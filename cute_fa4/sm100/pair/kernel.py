@@ -30,10 +30,10 @@ def meet():
 
 
 @cute.jit
-def allocate(columns: cutlass.Constexpr, address, is_mma):
-    """Both CTAs meet, and both then allocate tensor memory. address: in shared memory, where its own is written."""
+def allocate(columns: cutlass.Constexpr, address, warp, mma: cutlass.Constexpr):
+    """Both CTAs meet; then the mma warps of both allocate tensor memory. address: where a CTA's own is written."""
     meet()
-    if is_mma:
+    if warp == mma:
         cute.arch.alloc_tmem(columns, address, is_two_cta=True)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
 
@@ -48,7 +48,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
     if warp == warps.load.start:
         initialise_all(cfg, args, mbarriers)
         cta.queue.begin()
-    allocate(cfg.tmem.columns, cta.tmem_address, warp == warps.mma.start)
+    allocate(cfg.tmem.columns, cta.tmem_address, warp, warps.mma.start)
     if warp == warps.load.start:  # its copies depend on no other warp
         cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
     else:

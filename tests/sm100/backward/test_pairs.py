@@ -16,6 +16,7 @@ from cute_fa4.reference import attention_of_functions_float64
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.system import devices
 from tests.sm100.backward.problems import Problem, of_kernels, run
 from tests.sm100.backward.test_functions import CASES
 from tests.sm100.backward.test_functions import PROBLEM as FUNCTIONS
@@ -125,6 +126,13 @@ def test_no_schedule_changes_a_bit_in_pairs(mode, monkeypatch):
     with emulator.use(mode=mode, seed=7):
         again = run(*tensors, CAUSAL)
     assert all(a.equal(b) for a, b in zip(first, again, strict=True))
+
+
+def test_pairs_of_a_b300_have_the_bits_of_its_ctas_alone(monkeypatch):
+    monkeypatch.setattr(devices, "EMULATED_ARCH", "sm_103a")
+    tensors = Problem(140, 150, window=CAUSAL, **WIDE).tensors()
+    alone, pairs = alone_and_in_pairs(monkeypatch, lambda: run(*tensors, CAUSAL))
+    assert all(a.equal(b) for a, b in zip(alone, pairs, strict=True))
 
 
 def kernels_on_pairs(*args, **options) -> list[bool]:

@@ -204,7 +204,7 @@ def test_pages_of_any_size(case):
 
 
 def test_gathered_rows_have_the_bits_of_contiguous_keys():
-    """At 128 columns, whose number of exponentials on the FMA units has a row of its own. The sweep has the rest."""
+    """At 128 columns, where another number of exponentials is on the FMA units. The sweep has the rest."""
     check_pages(Pages(1), beside_contiguous=True)
 
 

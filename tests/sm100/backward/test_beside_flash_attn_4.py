@@ -1,4 +1,4 @@
-"""Errors of gradients beside those of flash-attn-4's kernels, on the same emulator and the same inputs.
+"""Errors of gradients compared with those of flash-attn-4's kernels, on the same emulator and the same inputs.
 
 512 rows: four tiles of 128, so that sums pass several tiles and a causal mask has cut, seen and hidden ones.
 """
@@ -61,7 +61,7 @@ def ours_after(q, k, v, dout, mask: str, of) -> tuple:
 
 
 def errors(found, exact) -> list[float]:
-    """Of dq, dk and dv, in the norm."""
+    """In the norm, of dq, dk and dv."""
     pairs = zip(found, exact, strict=False)
     return [float((x.double() - e).norm() / e.norm()) for x, e in pairs]
 

@@ -193,7 +193,7 @@ SPILLS = {
 SPILLS_IN_LOOPS = {
     "two query tiles of 192 columns, own parts": (48, 9, "mha2q", BF16 | OF_192 | OWN_PARTS, False),
     "two query tiles of 64 columns, sinks, own parts": (
-        *(8, 2, "mha2q"), BF16 | D64 | OWN_PARTS | dict(sink=True), False,
+        *(8, 5, "mha2q"), BF16 | D64 | OWN_PARTS | dict(sink=True), False,
     ),
     "two query tiles over NVFP4, shared keys": (
         *(0, 0, "mhawiden2q"), OF_BLOCKS | D128 | shared(16, pack_gqa=True), True,

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,7 +16,6 @@ from tests.emulator.test_flash_attn_4 import pytestmark as published
 
 pytestmark = [*published, pytest.mark.sweep]
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/numerics.md"
 ROWS, DRAWS = 512, 8
 KINDS = ("normal", "peaked", "outlier channels", "long tails")
 MASKS = {"full": masks.full(), "causal": masks.causal()}
@@ -83,12 +80,5 @@ def compared(kind: str, depth: int, mask: str, seed: int) -> list[list[float]]:
 def test_our_errors_are_not_larger(kind, depth, mask):
     """In the mean of the draws. After one forward pass both round the same numbers, and sum in other orders."""
     found = torch.tensor([compared(kind, depth, mask, seed) for seed in range(DRAWS)])
-    theirs = found[:, 0].mean(0)
     same, own = ((found[:, i] / found[:, 0]).log().mean(0).exp() for i in (1, 2))
-    row = " | ".join(
-        [kind, f"{depth}, {mask}"]
-        + [f"{error:.1e}, {a:.2f}, {b:.2f}" for error, a, b in zip(theirs, same, own, strict=True)]
-    )
-    assert same.max() <= 1.02, row
-    assert own.max() <= 1.1, row
-    assert f"| {row} |" in PAGE.read_text(), row
+    assert same.max() <= 1.02 and own.max() <= 1.1, (same, own)

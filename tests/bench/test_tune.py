@@ -221,6 +221,7 @@ def test_every_choice_with_candidates_is_asked_by_some_default_problem(monkeypat
             tuning.choose("parts", blocks=p.batch, keys=p.seqlen_k, sms=148)
             config_for(**problem | {"qkv_dtype": "e4m3", "head_dim": 128})
     wanted = {name for name, choice in choices.CHOICES.items() if choice.candidates}
+    wanted.remove("backward_pairs")  # tune times forward passes alone
     assert wanted <= {name for name, _ in found}
 
 

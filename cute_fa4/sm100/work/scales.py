@@ -143,45 +143,32 @@ def of_blocks(cfg, args, work, key, found, exists=True) -> tuple:
     return _of_tensors(cfg, args, work, place, exists)
 
 
-@cute.jit
-def of_blocks_of_keys(
-    cfg: cutlass.Constexpr,
-    args,
-    work,
-    key: Int32,
-    page: Int32 | None,
-    exists: cutlass.Boolean,
-    number: cutlass.Constexpr,
-) -> tuple:
+def of_blocks_of_keys(cfg, args, work, key, page, exists, number: int) -> tuple:
     """The words of `number` keys from `key` on, which have one page: of K and V of the first, then the second ..."""
-    end = work.sequence.num_keys
-    (*before, row), exists = _place_in_page(cfg, args, work, key, page, exists)
-    found = (Int32(0),) * (number * sum(cache_blocks.words_of(cfg)))
-    if exists & (key + number <= end):  # all of them: one test
-        found = ()
-        each = [_words_of_rows(cfg, args, work, name, (*before, row), number) for name in "kv"]
-        for i in cutlass.range_constexpr(number):
-            found += each[0][i] + each[1][i]
-    elif exists & (key < end):
-        found = ()
-        for i in cutlass.range_constexpr(number):
-            of_k, of_v = _of_tensors(cfg, args, work, (*before, row + i), key + i < end)
-            found += of_k + of_v
-    return found
+    place, exists = _place_in_page(cfg, args, work, key, page, exists)
+    each = [exists & (key + i < work.sequence.num_keys) for i in range(number)]
+    of_k, of_v = (_words_of_rows(cfg, args, work, name, place, each) for name in "kv")
+    return tuple(word for both in zip(of_k, of_v, strict=True) for words in both for word in words)
 
 
-def _words_of_rows(cfg, args, work, name: str, place: tuple, number: int) -> list:
-    """The scales of `number` keys that exist, from a place on, of "k" or "v": their rows are one stride apart."""
+def _words_of_rows(cfg, args, work, name: str, place: tuple, exist: list) -> list:
+    """The scales of keys from a place on, of "k" or "v"; their rows are one stride apart, so one address does for all.
+
+    exist: of each key, whether it exists
+    """
     tensor = args.descales["kv".index(name) - 2]
     *before, row = place
     if not cache_blocks.in_words(cfg, name):
-        at = [((*before, row + i), work.tile.kv_head) for i in range(number)]
-        return [_words(cfg, name, tensor, one, cutlass.Boolean(True)) for one in at]
-    words = cache_blocks.number_of(cfg, name) // SCALES_OF_WORD
+        at = [((*before, row + i), work.tile.kv_head) for i in range(len(exist))]
+        return [_words(cfg, name, tensor, *of) for of in zip(at, exist, strict=True)]
+    words = range(cache_blocks.number_of(cfg, name) // SCALES_OF_WORD)
     first = tensor.iterator + tensor.layout((*place, work.tile.kv_head, 0))
-    stride = tensor.layout.stride[-3], 1
-    rows = cute.make_tensor(first, cute.make_layout((number, words), stride=stride))
-    return [tuple(rows[i, word] for word in range(words)) for i in range(number)]
+    layout = cute.make_layout((len(exist), len(words)), stride=(tensor.layout.stride[-3], 1))
+    rows = cute.make_tensor(first, layout)
+    return [
+        tuple(paged_rows.load_at_once(rows, (i, word), exists) for word in words)
+        for i, exists in enumerate(exist)
+    ]
 
 
 def _place_in_page(cfg, args, work, key, page, exists) -> tuple:

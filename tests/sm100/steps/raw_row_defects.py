@@ -70,7 +70,7 @@ def of_blocks() -> dict[str, tuple[ModuleType, str, Callable]]:
     """The same of scales of blocks (steps/cache_blocks.py)."""
     return {
         "scales are those of the key tile before": (
-            cache_blocks, "_of_tile", lambda made: lambda cfg, work, key, n: made(cfg, work, key, n - (n > 0)),
+            cache_blocks, "of_tile", lambda made: lambda cfg, work, key, n: made(cfg, work, key, n - (n > 0)),
         ),
         "the page of a key is that of its row in the tile before": (
             cache_blocks, "_row_of", lambda made: lambda *given: made(*given[:-1], given[-1] - (given[-1] > 0)),

@@ -1,30 +1,30 @@
 """Every mbarrier of the kernel that dequantizes keys: who raises it, who waits for it, how many arrivals that takes.
 
-barrier       number  raised by                              awaited by                means
-q_full        1       load 1 (+ bytes)                       dequantize                the Q tile is in shared memory
-q_free        1       mma 1 (commit)                         load                      the last S of this Q is made
-s_ready       2       mma 1 (commit)                         softmax                   S is made
-p_ready       1       softmax 128                            mma                       P is stored, O rescaled, S read
-pv_done       1       mma 1 (commit)                         softmax                   O is complete so far, P is read
-kv_full       13      load 1 (+ bytes)                       dequantize                the K or V tile is ready
-kv_empty      13      dequantize 128                         load                      the slot has been read
-q_wide        2       dequantize 128                         softmax                   the scales of bf16 rows are ready
-q_ready       1       dequantize 128                         mma                       Q is ready as fp16
-k_wide        2       dequantize 128                         mma                       K is ready as fp16
-k_free        2       mma 1 (commit)                         dequantize                S is made
-v_wide        2       dequantize 128                         mma                       V is ready as fp16
-v_free        2       mma 1 (commit)                         dequantize                P V is added to O
-work_ready    2       load 1                                 softmax, mma, dequantize  a work tile is announced
-work_read     2       softmax 128 + mma 32 + dequantize 256  load                      the announcement has been read
-work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
+barrier       number  raised by                              awaited by  means
+q_full        1       load 1 (+ bytes)                       dequantize  the Q tile is in shared memory
+q_free        1       mma 1 (commit)                         load        the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax     S is made
+p_ready       1       softmax 128                            mma         P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                         softmax     O is complete so far, P is read
+kv_full       13      load 1 (+ bytes)                       dequantize  the K or V tile is ready
+kv_empty      13      dequantize 128                         load        the slot has been read
+q_wide        2       dequantize 128                         softmax     the scales of bf16 rows are ready
+q_ready       1       dequantize 128                         mma         Q is ready as fp16
+k_wide        2       dequantize 128                         mma         K is ready as fp16
+k_free        2       mma 1 (commit)                         dequantize  S is made
+v_wide        2       dequantize 128                         mma         V is ready as fp16
+v_free        2       mma 1 (commit)                         dequantize  P V is added to O
+work_ready    2       load 1                                 all others  a work tile is announced
+work_read     2       softmax 128 + mma 32 + dequantize 256  load        the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load        the answer to a claim is ready
 
 The warp that copies V (roles/values.py) also waits for kv_empty and work_ready, and its 32 threads arrive on work_read.
 At the first key tile of a work tile, p_ready also says that the old O has been read. With fp16 queries mma awaits
 q_full, and nobody raises q_wide and q_ready. Half of the dequantize warps have even key tiles and Q, the others odd key
 tiles. Where blocks of the cache have scales (block_scales.py), scales 32 also arrives on work_read, and there are
 
-scales_full   4       scales 32                              dequantize                they are in shared memory
-scales_empty  4       dequantize 128                         scales                    they have been read
+scales_full   4       scales 32                              dequantize  they are in shared memory
+scales_empty  4       dequantize 128                         scales      they have been read
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -102,9 +102,9 @@ def of_queue(warps: DequantizedWarpRoles, scales: bool = False) -> dict[str, dic
     scales: and the `scales` warp
     """
     readers = (*swapped.READERS, "dequantize", *(("scales",) * scales))
-    ready, read, _ = queue_rows(warps, readers)
+    _, read, _ = queue_rows(warps, readers)
     return {
-        "work_ready": {"awaited_by": ready.awaited_by},
+        "work_ready": {"awaited_by": "all others"},
         "work_read": {"raised_by": read.raised_by},
     }
 

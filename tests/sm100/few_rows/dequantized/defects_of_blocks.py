@@ -63,7 +63,7 @@ PERMUTED = lines("kernel", r"prmt\.b32 (\S+), (\S+), (\S+), 0x5410;")
 SELECTED = lines("kernel", r"prmt\.b32 (\S+), (\S+), (\S+), 0x7362;")
 PIECE = lines("kernel", r"st\.shared\.v4\.b32 \[(%r\d+)\], \{.*\};")
 WORD = lines("kernel", r"ld\.shared\.b32 (\S+), \[(%r\d+)\];")
-SECOND_WORD = lines("kernel", r"ld\.global\.b32\s+(\S+), \[(%rd\d+)\+4\];")
+LOADED = lines("kernel", r"@wanted ld\.global\.b32 (\S+), \[(%rd\d+)\];")  # of four keys: K, then V
 
 
 def of_ring() -> tuple:
@@ -126,12 +126,12 @@ def mutants() -> tuple:
             replace(SELECTED.first, r"prmt.b32 \1, \2, \3, 0x5140;"),
         ),
         planted(
-            "the last blocks of K have the scales of the first",
-            replace(SECOND_WORD.first, r"ld.global.b32 \1, [\2];"),
+            "the first blocks of K have the scales of the last",
+            replace(LOADED.first, r"@wanted ld.global.b32 \1, [\2+4];"),
         ),
         planted(
             "the last blocks of V of a key have the scales of the first",
-            replace(SECOND_WORD.middle, r"ld.global.b32 \1, [\2];"),
+            replace(LOADED.last, r"@wanted ld.global.b32 \1, [\2-4];"),
         ),
         *of_ring(),
     )

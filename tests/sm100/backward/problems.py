@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from cute_fa4 import masks
 from cute_fa4.calls.backward import Attended, Scores, float32_zeros, gradients
@@ -49,6 +50,31 @@ def attended(q, k, v, **options) -> Attended:
     """The forward pass as its definition rounds it. options: of the oracles of gradients."""
     out, lse = attention_of_functions_float64(q, k, v, **options)
     return Attended(q, k, v, out.to(q.dtype), lse.to(torch.float32))
+
+
+def packed(
+    parts: list, options: list[dict], padding: int, hidden: int
+) -> tuple[Attended, torch.Tensor, list]:
+    """Sequences side by side -> (their forward pass, the gradient of out, lengths of queries and of keys).
+
+    parts: q, k, v and the gradient of out of each sequence; options: of the oracles, of each
+    padding: NaN rows after each sequence, which lengths leave out; hidden: keys at its end that a limit hides
+    """
+    forward = [
+        attention_of_functions_float64(*of[:3], **own)
+        for of, own in zip(parts, options, strict=True)
+    ]
+    with_out = [(*of, out.to(of[0].dtype)) for of, (out, _) in zip(parts, forward, strict=True)]
+    q, k, v, dout, out = (
+        torch.cat([pad(x[0], (0, 0, 0, 0, 0, padding), value=torch.nan) for x in of])
+        for of in zip(*with_out, strict=True)
+    )
+    lse = torch.cat([pad(lse[0], (0, padding), value=torch.nan) for _, lse in forward], dim=1)
+    counts = [torch.tensor([of[i].shape[1] for of in parts], dtype=torch.int32) for i in (0, 1)]
+    offsets = [pad((x + padding).cumsum(0, dtype=torch.int32), (1, 0)) for x in counts]
+    longest = [int(x.max()) + padding for x in counts]
+    used = (*counts, counts[1] - hidden) if padding or hidden else ()
+    return Attended(q, k, v, out, lse.float(), *offsets, *longest, *used), dout, counts
 
 
 def run(

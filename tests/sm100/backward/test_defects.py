@@ -12,20 +12,18 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
 from cute_fa4 import emulator, masks
-from cute_fa4.calls.backward import Attended, Scores
+from cute_fa4.calls.backward import Scores
 from cute_fa4.compiler.policy import PAIR_VARIABLE
 from cute_fa4.reference import (
     allowed_gradient_errors,
-    attention_of_functions_float64,
     gradients_float64,
     max_error,
 )
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.defects import DEFECTS
-from tests.sm100.backward.problems import Problem, of_kernels, run
+from tests.sm100.backward.problems import Problem, of_kernels, packed, run
 from tests.sm100.backward.test_functions import CASES
 from tests.sm100.backward.test_functions import PROBLEM as FUNCTIONS
 from tests.sm100.backward.test_lists import CASES as LISTS
@@ -158,22 +156,8 @@ def ragged_is_right(
         dict(window_size=(None, 0), visible=torch.arange(keys) < keys - hidden)
         for _, keys in LENGTHS
     ]
-    forward = [
-        attention_of_functions_float64(*of[:3], **own)
-        for of, own in zip(alone, options, strict=True)
-    ]
-    with_out = [(*of, out.to(of[0].dtype)) for of, (out, _) in zip(alone, forward, strict=True)]
-    q, k, v, dout, out = (
-        torch.cat([pad(x[0], (0, 0, 0, 0, 0, padding), value=torch.nan) for x in of])
-        for of in zip(*with_out, strict=True)
-    )
-    lse = torch.cat([pad(lse[0], (0, padding), value=torch.nan) for _, lse in forward], dim=1)
-    counts = [torch.tensor(x, dtype=torch.int32) for x in zip(*LENGTHS, strict=True)]
-    offsets = [pad((x + padding).cumsum(0, dtype=torch.int32), (1, 0)) for x in counts]
-    longest = [int(x.max()) + padding for x in counts]
-    used = (*counts, counts[1] - hidden) if padding or hidden else ()
-    attended = Attended(q, k, v, out, lse.float(), *offsets, *longest, *used)
-    scores = Scores(q.shape[-1] ** -0.5, masks.causal())
+    attended, dout, counts = packed(alone, options, padding, hidden)
+    scores = Scores(depths[0] ** -0.5, masks.causal())
     found = of_kernels(attended, dout, None, scores, sums)[:3]
     parts = [x.split([int(n) + padding for n in counts[i > 0]]) for i, x in enumerate(found)]
     return all(

@@ -7,17 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
 from cute_fa4 import emulator, masks
-from cute_fa4.calls.backward import Attended, Scores
+from cute_fa4.calls.backward import Scores
 from cute_fa4.compiler.policy import PAIR_VARIABLE
-from cute_fa4.reference import attention_of_functions_float64
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system import devices
-from tests.sm100.backward.problems import Problem, of_kernels, run
+from tests.sm100.backward.problems import Problem, of_kernels, packed, run
 from tests.sm100.backward.test_functions import CASES
 from tests.sm100.backward.test_functions import PROBLEM as FUNCTIONS
 from tests.suite import turns
@@ -98,20 +96,9 @@ def test_packed_sequences_have_the_bits_of_ctas_alone(padding, monkeypatch):
     parts = [
         Problem(*lengths, heads=(2, 1), **WIDE).tensors(n) for n, lengths in enumerate(LENGTHS)
     ]
-    window = dict(window_size=CAUSAL)
-    forward = [attention_of_functions_float64(*of[:3], **window) for of in parts]
-    with_out = [(*of, out.to(of[0].dtype)) for of, (out, _) in zip(parts, forward, strict=True)]
-    q, k, v, dout, out = (
-        torch.cat([pad(x[0], (0, 0, 0, 0, 0, padding), value=torch.nan) for x in of])
-        for of in zip(*with_out, strict=True)
-    )
-    lse = torch.cat([pad(lse[0], (0, padding), value=torch.nan) for _, lse in forward], dim=1)
-    counts = [torch.tensor(x, dtype=torch.int32) for x in zip(*LENGTHS, strict=True)]
-    offsets = [pad((x + padding).cumsum(0, dtype=torch.int32), (1, 0)) for x in counts]
-    longest = [int(x.max()) + padding for x in counts]
-    used = (*counts, counts[1] - 11) if padding else ()
-    attended = Attended(q, k, v, out, lse.float(), *offsets, *longest, *used)
-    scores = Scores(q.shape[-1] ** -0.5, masks.causal())
+    options = [dict(window_size=CAUSAL)] * len(parts)
+    attended, dout, _ = packed(parts, options, padding, hidden=11 if padding else 0)
+    scores = Scores(attended.q.shape[-1] ** -0.5, masks.causal())
     alone, pairs = alone_and_in_pairs(
         monkeypatch, lambda: of_kernels(attended, dout, None, scores)[:3]
     )

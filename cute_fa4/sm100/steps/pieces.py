@@ -151,9 +151,8 @@ def pairs_of_powers(word, most: int, dtype: str = FP16.name) -> list:
 
 
 def _word_of_powers(word, places: tuple, most: int, dtype: str) -> Int32:
-    names = dict(zip(places, ("bits", "upper"), strict=True))
-    if len(names) == 1:
-        names = {places[0]: "bits"}
+    """A word of the powers of two bytes, or twice of one. places: of the bytes."""
+    names = dict(zip(dict.fromkeys(places), ("bits", "upper"), strict=False))
     text = f"{{\n.reg .b32 byte, {', '.join(names.values())};\n.reg .pred above;\n"
     for place, bits in names.items():
         text += (

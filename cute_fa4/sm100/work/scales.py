@@ -139,7 +139,7 @@ def of_blocks(cfg, args, work, key, found, exists=True) -> tuple:
     else:
         page, inside = found
         place = Uint32(page).to(Int64), Uint32(inside).to(Int64)
-        exists = exists & (page >= 0) & (page < args.num_pages)
+        exists = in_pages(page, args.num_pages, exists)
     return _of_tensors(cfg, args, work, place, exists)
 
 
@@ -177,7 +177,7 @@ def _place_in_page(cfg, args, work, key, page, exists) -> tuple:
         return place_of_key(cfg, args, work, key, exists)
     row = key + work.sequence.k_first_row
     _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
-    return (page, inside), exists & (page >= 0) & (page < args.num_pages)
+    return (page, inside), in_pages(page, args.num_pages, exists)
 
 
 def _of_tensors(cfg, args, work, place: tuple, exists) -> tuple:
@@ -221,7 +221,7 @@ def of_rope(cfg, args, work, key, end, exists):
         page = _entry_of_table(rope.page_table, of.batch, key // cfg.rope_page_size, exists)
         place, exists = (
             (page, key % cfg.rope_page_size),
-            exists & (page >= 0) & (page < rope.num_pages),
+            in_pages(page, rope.num_pages, exists),
         )
     elif cfg.kv_layout == "packed":
         place = (key + of.k_first_row,)
@@ -241,7 +241,12 @@ def place_of_key(cfg, args, work, key, exists) -> tuple:
         return (in_cache, row), exists
     column, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
     page = _entry_of_table(args.page_table, in_cache, column, exists)
-    return (page, inside), exists & (page >= 0) & (page < args.num_pages)
+    return (page, inside), in_pages(page, args.num_pages, exists)
+
+
+def in_pages(page, pages, exists):
+    """Whether a key exists and the page table names a page for it."""
+    return exists & (page >= 0) & (page < pages)
 
 
 def _entry_of_table(table, row, page, exists, otherwise=NO_PAGE) -> Int32:

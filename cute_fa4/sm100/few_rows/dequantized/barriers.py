@@ -20,7 +20,7 @@ work_claimed  1       load 1 (+ bytes)                       load        the ans
 
 The warp that copies V (roles/values.py) also waits for kv_empty and work_ready, and its 32 threads arrive on work_read.
 At the first key tile of a work tile, p_ready also says that the old O has been read. With fp16 queries mma awaits
-q_full, and nobody raises q_wide and q_ready. Half of the dequantize warps have even key tiles and Q, the others odd key
+q_full, and q_wide and q_ready are not used. Half of the dequantize warps have even key tiles and Q, the others odd key
 tiles. Where blocks of the cache have scales (block_scales.py), scales 32 also arrives on work_read, and there are
 
 scales_full   4       scales 32                              dequantize  they are in shared memory

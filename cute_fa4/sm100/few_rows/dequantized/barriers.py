@@ -85,6 +85,7 @@ def rows(warps: DequantizedWarpRoles, scales: bool = False) -> tuple[Barrier, ..
         "kv_full": {"awaited_by": "dequantize"},
         "kv_empty": {"raised_by": (half(warps),), "means": "the slot has been read"},
         **of_queue(warps, scales),
+        "work_ready": {"awaited_by": "all others"},
     }
     of_scales = scale_rows(warps, half(warps)) if scales else ()
     after = {"kv_empty": _of_dequantized(warps) + of_scales}
@@ -102,9 +103,9 @@ def of_queue(warps: DequantizedWarpRoles, scales: bool = False) -> dict[str, dic
     scales: and the `scales` warp
     """
     readers = (*swapped.READERS, "dequantize", *(("scales",) * scales))
-    _, read, _ = queue_rows(warps, readers)
+    ready, read, _ = queue_rows(warps, readers)
     return {
-        "work_ready": {"awaited_by": "all others"},
+        "work_ready": {"awaited_by": ready.awaited_by},
         "work_read": {"raised_by": read.raised_by},
     }
 

@@ -388,7 +388,7 @@ class SM100Kernel:
         """Addresses of everything; only address arithmetic is executed."""
         cfg, grouping = self.cfg, self.grouping
         table, tiles = cfg.barriers, cfg.tiles
-        ring = table.ring(mbarriers, "kv", KV_SLOT, tiles.qk_stages)
+        ring = table.ring(mbarriers, "kv", KV_SLOT, tiles.qk_stages) | dict(rests=tiles.k_rests)
         queue_type = grouping.queue_of(cfg)
         queue = queue_type.at(
             cute.recast_ptr(base + cfg.smem.work_queue.offset, dtype=Int32),
@@ -420,7 +420,8 @@ class OverRawRows(SM100Kernel):
 
     def prologue(self, base, mbarriers) -> CTA:
         """The load warp announces rows of 8 bits, and waits for the MMAs that read those of 16."""
-        cta, raw_bytes = super().prologue(base, mbarriers), self.cfg.tiles.raw_bytes
+        cta, tiles = super().prologue(base, mbarriers), self.cfg.tiles
         raw_full = mbarriers + self.cfg.barriers.first_index("raw_full")
-        of_raw = dict(full=raw_full, k_bytes=(raw_bytes,), v_bytes=raw_bytes)
+        of_k = tiles.raw_bytes * (1 + tiles.rest_arrives)
+        of_raw = dict(full=raw_full, k_bytes=(of_k,), v_bytes=tiles.raw_bytes)
         return replace(cta, producer=replace(cta.producer, **of_raw))

@@ -198,12 +198,13 @@ def test_options_together_agree_with_float64(
     rows = max(lengths) * (
         group if group in (1, 16) or queries < 5 else 1
     )  # 7 heads share tiles of few rows
-    assert {type(config.schedule) for config in asked} == {schedule_of(depth, rows)}
+    assert {type(config.schedule) for config in asked} == {schedule_of(depth, depth_v, rows)}
 
 
-def schedule_of(depth: int, rows: int) -> type:
+def schedule_of(depth: int, depth_v: int, rows: int) -> type:
     if depth > 128:
-        return SlotWideTile
+        two = depth <= 192 and depth_v <= 128 and rows > 128
+        return SlotTwoTiles if two else SlotWideTile
     return DequantizedTile if rows <= 32 else SlotTwoTiles
 
 

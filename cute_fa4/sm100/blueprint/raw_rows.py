@@ -32,3 +32,8 @@ class RawRows(Tiles):
     @property
     def raw_bytes(self) -> int:
         return self.BN * RAW_COLUMNS
+
+    @property
+    def rest_arrives(self) -> bool:
+        """Whether a row of K is longer than a line, and the rest of it arrives where the rest of 16 bits goes."""
+        return self.rest_qk_depth > 0 and self.problem.stored_depth > RAW_COLUMNS

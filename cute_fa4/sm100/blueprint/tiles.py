@@ -347,6 +347,11 @@ class Tiles:
         return 1 if crowded and self.num_q == 2 else O_BUFFERS
 
     @property
+    def k_rests(self) -> int:
+        """Places for the rest of a K tile."""
+        return 1
+
+    @property
     def k_rest_bytes(self) -> int:
         """The rest of a K tile."""
         return self.bytes_of(self.k_rows_per_cta * self.rest_qk_depth)

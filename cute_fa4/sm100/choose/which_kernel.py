@@ -10,6 +10,7 @@
     q and k with scales of blocks                mhamx
     k_rope of 8 bits under 16                    mharope
     q of 16 bits over k of 8, up to 32 rows *    mhawiden
+    the same up to 192/128, more than 128 rows * mhawiden2q
     the same, wide heads or k_rope *             mhawidewiden
     the same, more rows, where q stays so *      mhawiden2q
     block_sparse_tensors, blocks of 256 queries  mha2q
@@ -54,6 +55,7 @@ from typing import NamedTuple
 from ...dtypes import is_quantized, row_of
 from ...scales import Scales
 from ..blueprint import bands, tuning
+from ..blueprint.reach import DEPTHS, QK_DEPTHS
 from ..blueprint.rope_columns import may_be_beside_dequantized
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import ROWS_PER_Q_TILE
@@ -232,6 +234,15 @@ class Call:
         return dequantizes_units(self.head_dim, self.rope, runs, by_key)
 
     @property
+    def has_rest_of_slot(self) -> bool:
+        """Whether k has more columns than a slot, and two query tiles still fit beside it; lengths may choose it.
+
+        Its bits are not those of a tile of 128 rows, which serves few rows better.
+        """
+        fits = not self.rope and self.head_dim <= QK_DEPTHS[-1] and self.head_dim_v <= DEPTHS[-1]
+        return fits and self.length_chooses and in_units(self.head_dim, 0, self.kv_dtype)
+
+    @property
     def may_swap(self) -> bool:
         """Whether tiles of few rows may be chosen."""
         if (
@@ -343,6 +354,7 @@ RULES = (
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
     Rule("q of 16 bits over k of 8, up to 32 rows *", DequantizedTile, lambda c: c.kv_dtype and c.few),
+    Rule("the same up to 192/128, more than 128 rows *", SlotTwoTiles, lambda c: c.has_rest_of_slot and c.fills_tile),
     Rule("the same, wide heads or k_rope *", SlotWideTile, lambda c: in_units(c.head_dim, c.rope, c.kv_dtype)),
     Rule("the same, more rows, where q stays so *", SlotTwoTiles, lambda c: c.kv_dtype),
     Rule("block_sparse_tensors, blocks of 256 queries", TwoTiles, lambda c: c.q_block and not c.q_block % ROWS_PER_CTA),

@@ -52,8 +52,8 @@ class KVBufferConfig:
     gathered        one copy loads four rows at arbitrary positions
     cta_group       CTAs that share an MMA; with two, the even CTA counts the bytes of both
     first_column    first column within the tensor's depth
-    rest            the columns after these, in one buffer for all slots; None if there are none
-    rest_offset     distance of that buffer from slot 0, in bytes
+    rest            the columns after these, in a buffer apart from the slots; None if there are none
+    rest_offset     distance of that buffer, the first of several, from slot 0, in bytes
     offset          where the tile begins in its slot, in bytes
     span_bytes      of a row of a chunk
     """
@@ -84,7 +84,8 @@ class KVBufferConfig:
             return k
         rest = KVBufferConfig._of(cfg, rows, tiles.rest_qk_depth, box, False, depth - here)
         offset = cfg.smem.k_rest.offset - cfg.smem.kv.offset
-        return replace(k, rest=replace(rest, first_column=here), rest_offset=offset)
+        rest = replace(rest, first_column=here, slot_bytes=tiles.k_rest_bytes)
+        return replace(k, rest=rest, rest_offset=offset)
 
     @staticmethod
     def for_v(cfg) -> "KVBufferConfig":
@@ -98,8 +99,11 @@ class KVBufferConfig:
         whole = KVBufferConfig.for_v(cfg) if is_v else KVBufferConfig.for_k(cfg)
         if cfg.tiles.slot_dtype == cfg.stored_dtype:
             return whole
-        raw = dict(columns=cfg.tiles.raw_tile.cols, offset=cfg.tiles.raw_offset(is_v))
-        return replace(whole, dtype=cfg.stored_dtype, **raw)
+        raw = dict(dtype=cfg.stored_dtype, columns=cfg.tiles.raw_tile.cols)
+        rest = None
+        if not is_v and cfg.tiles.rest_arrives:
+            rest = replace(whole.rest, first_column=cfg.tiles.raw_tile.cols, **raw)
+        return replace(whole, offset=cfg.tiles.raw_offset(is_v), rest=rest, **raw)
 
     @staticmethod
     def _of(cfg, rows, columns, box_rows, walks_keys, contraction) -> "KVBufferConfig":
@@ -164,6 +168,8 @@ class KVBuffer:
     ):
         """Issue the copies of a tile into a slot, or those of its rest (of_rest); `mbarrier` counts their bytes.
 
+        slot            of the ring, or the place of the rest
+
         first_column    first column of the CTA; a Python int, or an Int32 of the kernel
 
         TMA fills missing rows and columns past the depth with zeros and counts them, so every tile has the
@@ -171,7 +177,7 @@ class KVBuffer:
         """
         cfg = self.config
         if of_rest:
-            self._rest.load_from_dram(0, mbarrier, found, kv_head, batch)
+            self._rest.load_from_dram(slot, mbarrier, found, kv_head, batch)
             return
         dtype = DTYPES[cfg.dtype].cutlass
         column = first_column + cfg.first_column
@@ -221,15 +227,15 @@ class KVBuffer:
         low = low + ((away << LEADING_BIT) - slot * (slot_units << LEADING_BIT))
         return low, high, [step - (step << LEADING_BIT) for step in steps]
 
-    def get_mma_stages(self, slot) -> list[tuple]:
-        """As get_mma_tile, for the slot and, if there is one, for the rest."""
+    def get_mma_stages(self, slot, rest=0) -> list[tuple]:
+        """As get_mma_tile, for the slot and, if there is one, for the rest. rest: its place."""
         of_slot = self.get_mma_tile(slot)
-        return [of_slot] if self.config.rest is None else [of_slot, self._rest.get_mma_tile(0)]
+        return [of_slot] if self.config.rest is None else [of_slot, self._rest.get_mma_tile(rest)]
 
     @property
     def _rest(self) -> "KVBuffer":
         cfg = self.config
-        of_rest = None if self.tma is None else self.tma.rest
+        of_rest = None if self.tma is None else self.tma.rest or self.tma
         return KVBuffer(cfg.rest, self.ring_address + cfg.rest_offset, of_rest)
 
 

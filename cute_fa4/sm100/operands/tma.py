@@ -67,7 +67,7 @@ class KVOperand:
     boxes       loads a tile, a box of it, one depth chunk of a box, or single rows to gather
     eight_rows  for V if boxes come whole: clipped groups of eight rows of its last box
     of_heads    if rows are gathered: the rows of the map
-    rest        the columns of K that do not fit in a slot of the ring
+    rest        the columns of K that do not fit in a slot of the ring; None: there are none, or boxes loads them
     """
 
     boxes: TMAOperand

@@ -233,7 +233,10 @@ def load_k(
             kv.acquire_rest(at)
         mbarrier, batch = kv.get_k(at, stage), work.sequence.batch
         if stage == 0 or rope is None:
-            k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, batch, of_rest=stage > 0)
+            place = at.rest if stage else at.index
+            k.load_from_dram(place, mbarrier, found, work.tile.kv_head, batch, of_rest=stage > 0)
+        if k.config.rest is not None and cfg.tiles.qk_stages == 1:
+            k.load_from_dram(at.rest, mbarrier, found, work.tile.kv_head, batch, of_rest=True)
         if rope is not None and stage == cfg.tiles.qk_stages - 1:
             shared, of_rope = rope
             shared.load_from_dram(at.index, mbarrier, of_rope, Int32(0), batch)

@@ -34,10 +34,10 @@ def multiply_qk(
     q_start, q_high, q_steps = mma_tile(
         q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
-    k_stages = k.get_mma_stages(at.slot.index)
+    k_stages = k.get_mma_stages(at.slot.index, at.slot.rest)
     done = 0
     for stage, (k_start, k_high, k_steps) in enumerate(k_stages):
-        if wait:
+        if wait and stage < cfg.tiles.qk_stages:
             kv.wait_k(at, stage)
         part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
         done += len(part)

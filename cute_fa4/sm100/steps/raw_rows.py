@@ -48,26 +48,37 @@ def load_chunk(stored: str, line, raw: int, chunk: int) -> list:
 
 
 def dequantize_row(
-    dtypes: tuple[str, str], line, raw: int, chunks: range | list, factors: list | None = None
+    dtypes: tuple[str, str], line, raw: int, chunks: list[tuple], factors: list | None = None
 ) -> Iterator[None]:
     """Dequantize the row of a key into chunks of 64 columns: loads ahead, a yield, then the rest. line: from line_of.
 
     dtypes       as stored, and as multiplied
-    raw, chunks  offsets from `line` of the row, and of the key's line in each chunk. The last one may be the row's own
-                 place: all of its columns are in registers before they are stored
+    raw     offset from `line` of the row
+    chunks  of each chunk a line of the key, from line_of, and the offset from there. One of 8 bits may lie over its own
+            columns of the row, and over those of none after it: these are in registers before it is stored. One of 4
+            bits may lie anywhere: so are all
     factors      of the blocks of these columns, from cache_blocks.factors of these dtypes; None: there are none
     """
     stored, dtype = dtypes
     of_piece, ahead = WORDS_OF_PIECE // row_of(stored).in_byte, comes_whole(stored)
     row = [load_chunk(stored, line, raw, chunk) for chunk in range(len(chunks)) if ahead]
     yield
-    for chunk, at in enumerate(chunks):
+    for chunk, (to, at) in enumerate(chunks):
         words = row[chunk] if ahead else load_chunk(stored, line, raw, chunk)
         for piece in range(PIECES):
             found = as_16_bits(words[of_piece * piece : of_piece * (piece + 1)], stored, dtype)
             column = (chunk * PIECES + piece) * COLUMNS_OF_PIECE
             found = cache_blocks.scaled((stored, dtype), found, factors, column)
-            store_piece(piece_of(line, piece, at), found)
+            store_piece(piece_of(to, piece, at), found)
+
+
+def together(rows: list[Iterator[None]]) -> Iterator[None]:
+    """Rows of one key, from dequantize_row, as one: the loads ahead of all, a yield, then the rest of each."""
+    for row in rows:
+        next(row, None)
+    yield
+    for row in rows:
+        next(row, None)
 
 
 def await_raw(events: Events, at: Slot):

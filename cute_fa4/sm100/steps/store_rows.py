@@ -18,6 +18,7 @@ from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows
 from ..work.tile import Work
 from . import row_math
+from .products import column_of
 from .warpgroup import CorrectionGroup
 
 COLUMNS = 32  # columns of O in registers at a time, at most
@@ -76,10 +77,15 @@ def scaled(
     o_address: Int32,
     scale: Float32,
 ):
-    """O_i * scale, rounded, to global memory; then O_i is free. Every thread of the warpgroup calls it."""
+    """O_i * scale, rounded, to global memory. Every thread of the warpgroup calls it."""
     exists, address = place_of(cfg, group.args, work, i, group.row)
     if cute.arch.vote_any_sync(exists):
         store_row(cfg, o_address, scale, exists, address)
+
+
+def store_o(cfg, group: CorrectionGroup, work: Work, i, q_tile, inverse):
+    """O_i, scaled, to global memory, by the threads of its rows; then O_i is free. As store_o of roles/correction.py."""
+    scaled(cfg, group, work, q_tile, group.tmem + column_of(cfg.tmem.o, i), inverse)
     tensor_memory.fence_before()
     group.events.p_ready.arrive(i)
 

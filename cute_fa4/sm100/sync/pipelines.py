@@ -12,7 +12,7 @@ The order of p_over_s.py, with the position in parentheses; V of a tile is held 
     wait K0(0) release K0(0) wait V0(1) | wait K1(2) release V0(1) release K1(2) wait V1(3) | wait K2(4) ...
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cutlass
 import cutlass.cute as cute
@@ -76,6 +76,42 @@ class Slot:
         first = self.index == 0
         return Slot(choose(first, slots - 1, self.index - 1), self.phase ^ choose(first, 1, 0))
 
+    @property
+    def rest(self) -> int:
+        """Which rest K has, in a ring that has one for all."""
+        return 0
+
+
+@dataclass(frozen=True)
+class SlotBesideRests(Slot):
+    """The same in a ring beside two rests of K (blueprint/tiles.py), where K and V take turns.
+
+    turn: of four, of which K of an even key tile has the first, and of an odd one the third
+
+    >>> at, rests = SlotBesideRests(0, 0, 0), []
+    >>> for _ in range(6):
+    ...     rests.append((at.index, at.rest))
+    ...     at = at.next(3)
+    >>> rests
+    [(0, 0), (1, 0), (2, 1), (0, 1), (1, 0), (2, 0)]
+    """
+
+    turn: Int32
+
+    def next(self, slots: int) -> "SlotBesideRests":
+        following = super().next(slots)
+        return SlotBesideRests(following.index, following.phase, (self.turn + 1) & 3)
+
+    @property
+    def rest(self):
+        return self.turn >> 1
+
+
+def first_slot(phase: int, rests: int) -> Slot:
+    """The first position of a ring, which waits for this parity. rests: places for those of K, mostly one."""
+    at = Int32(0), Int32(phase)
+    return Slot(*at) if rests == 1 else SlotBesideRests(*at, Int32(0))
+
 
 @dataclass(frozen=True)
 class Event:
@@ -103,12 +139,16 @@ class Event:
 
 @dataclass(frozen=True)
 class Ring:
-    """The `full` and `empty` mbarriers of the slots; a slot has one `full` for each depth stage of K."""
+    """The `full` and `empty` mbarriers of the slots; a slot has one `full` for each depth stage of K.
+
+    rests: places for the rest of K, where it has one
+    """
 
     full: cute.Pointer
     empty: cute.Pointer
     slots: cutlass.Constexpr
     qk_stages: cutlass.Constexpr
+    rests: cutlass.Constexpr = field(default=1, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -124,7 +164,7 @@ class TMAProducerPipeline(Ring):
     v_bytes: cutlass.Constexpr
 
     def first(self) -> Slot:
-        return Slot(Int32(0), Int32(1))
+        return first_slot(1, self.rests)
 
     def acquire(self, slot: Slot):
         """Wait until the MMAs that read the slot's last tile have completed."""
@@ -194,7 +234,7 @@ class KVConsumerPipeline(Ring):
     """
 
     def first(self) -> KVPosition:
-        return KVPosition(Slot(Int32(0), Int32(0)), Int32(0))
+        return KVPosition(first_slot(0, self.rests), Int32(0))
 
     def advance_to_k(self, at: KVPosition) -> KVPosition:
         """From V of a tile, which stays held, to K of the next one."""

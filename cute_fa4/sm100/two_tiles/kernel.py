@@ -92,8 +92,8 @@ class SM100MHA2Q(SM100Kernel):
         return Smem.of(self.cfg.smem, base, row_max=row_max)
 
     def o_operand(self, mO):
-        """With one query tile the tensor itself, because threads store O without TMA."""
-        return (mO, Int32(0)) if self.cfg.schedule.one_query_tile else super().o_operand(mO)
+        """Where O does not go through shared memory the tensor itself, because threads store it without TMA."""
+        return super().o_operand(mO) if self.cfg.smem.o.nbytes else (mO, Int32(0))
 
     def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
         if self.cfg.tmem.sums:

@@ -25,8 +25,6 @@ from ...layouts.scalars import choose
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..operands.rope import own_columns
 from ..steps import loads, rope_rows, store_rows
-from ..steps.products import column_of
-from ..steps.warpgroup import CorrectionGroup
 from ..steps.warps import LoadWarp, MmaWarp, ScoreTile, TileToLoad
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline, KVPosition, Slot
@@ -152,17 +150,11 @@ def start(
     return at, Started(entries, started)
 
 
-def store_o(cfg, group: CorrectionGroup, work: Work, i, q_tile, inverse):
-    """O, scaled, to global memory, by the threads of its rows."""
-    o_address = group.tmem + column_of(cfg.tmem.o, i)
-    store_rows.scaled(cfg, group, work, q_tile, o_address, inverse)
-
-
 @dataclass(frozen=True)
 class OneQueryTile(PBesideSCode):
     """K and V alternate."""
 
-    store_o = staticmethod(store_o)
+    store_o = staticmethod(store_rows.store_o)
     correct_empty = staticmethod(store_rows.zeros)
 
 

@@ -3,7 +3,7 @@
     field         bytes                      what
     q             q_bytes                    Q0, Q1
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
-    k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
+    k_rest        k_rests * k_rest_bytes     columns of a K tile that its slot has no room for; 0 up to depth 128
     o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, one with a k_rest, or none
     ones          ones_bytes                 ones that P is multiplied by for its row sums, for one MMA step; mostly 0
     row_scale     1024                       row scale: one f32 for each softmax thread
@@ -75,7 +75,7 @@ def smem_map(
     return TwoTilesSmem.of_sizes(
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
-        k_rest=tiles.k_rest_bytes,
+        k_rest=tiles.k_rests * tiles.k_rest_bytes,
         o=tiles.o_buffers * tiles.o_chunk_bytes * stages_o,
         ones=ones_bytes,
         row_scale=(threads,),

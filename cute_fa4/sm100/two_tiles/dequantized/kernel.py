@@ -14,17 +14,45 @@ Everything else is that of two_tiles/: a slot has the size for 16 bits, and half
 Read next: tiles.py (where a key's row lies), dequantize.py, barriers.py (the table), two_tiles/kernel.py.
 """
 
+from dataclasses import dataclass
+
 import cutlass.cute as cute
 
 from ...kernel import CTA, OverRawRows
 from ...roles import dispatch
+from ...roles.order import Order
+from ...steps import store_rows
 from ...sync.kernel_args import KernelArgs
 from ..kernel import SM100MHA2Q
+from ..p_over_s import POverSCode
+from ..uneven.hooks import UnevenPOverS
 from . import dequantize
+
+
+class ByRows(Order):
+    """Hooks of an order whose O the threads of its rows store."""
+
+    store_o = staticmethod(store_rows.store_o)
+    correct_empty = staticmethod(store_rows.zeros)
+
+
+@dataclass(frozen=True)
+class POverSByRows(ByRows, POverSCode):
+    """P over S."""
+
+
+@dataclass(frozen=True)
+class UnevenPOverSByRows(ByRows, UnevenPOverS):
+    """The same, of query tiles that see different key tiles."""
 
 
 class SM100MHAWiden2Q(OverRawRows, SM100MHA2Q):
     """Forward attention on SM100: 512 threads, 256 16-bit query rows a CTA, K and V dequantized in place."""
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        if not cfg.schedule.stages_o(cfg):
+            self.order = UnevenPOverSByRows() if cfg.uneven else POverSByRows()
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

@@ -16,7 +16,7 @@ from cute_fa4.dtypes import CACHED
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import slots_that_fit
 from ...blueprint.problem import Problem
-from ...blueprint.reach import DEPTHS_OF_FP8, Extra
+from ...blueprint.reach import DEPTHS_OF_FP8, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra
 from ...blueprint.warp_roles import WarpRoles
 from ..orders import ORDERS
 from ..schedule import TwoTiles
@@ -26,6 +26,7 @@ from .tiles import SlotTiles
 from .warp_roles import SlotWarpRoles
 
 SLOT_ORDERS = ("p_over_s", "p_beside_s")
+DEPTHS_WITH_REST = tuple(depth for depth in QK_DEPTHS_OF_FP8 if depth <= QK_DEPTHS[-1])
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class SlotTwoTiles(TwoTiles):
 
     family: ClassVar[str] = "mhawiden2q"
     extras: ClassVar[Extra] = Extra.DEQUANTIZED_KEYS | Extra.CACHE_BLOCKS
-    qk_depths: ClassVar[tuple] = DEPTHS_OF_FP8
+    qk_depths: ClassVar[tuple] = DEPTHS_WITH_REST
     ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     values_apart: ClassVar[bool] = False  # the warp that would copy them dequantizes
 
@@ -42,7 +43,14 @@ class SlotTwoTiles(TwoTiles):
 
     def resolved(self, problem: Problem) -> "SlotTwoTiles":
         maximum = "exact" if self.maximum is None else self.maximum
-        return super(SlotTwoTiles, replace(self, maximum=maximum)).resolved(problem)
+        schedule = replace(self, maximum=maximum)
+        if not self.stages_o(problem):
+            schedule = replace(schedule, lone_tiles=bool(self.lone_tiles))
+        return super(SlotTwoTiles, schedule).resolved(problem)
+
+    def stages_o(self, problem: Problem) -> bool:
+        """Whether O goes through shared memory. A second rest of K takes that place, and threads store O."""
+        return not self.tiles(problem).rest_qk_depth
 
     def tiles(self, problem: Problem) -> SlotTiles:
         return SlotTiles.of(problem, num_q=self.query_tiles)
@@ -68,6 +76,11 @@ class SlotTwoTiles(TwoTiles):
             why.append(
                 f"order={self.order!r} is not supported where keys are dequantized: use {' or '.join(SLOT_ORDERS)}"
             )
+        if self.lone_tiles and not self.stages_o(problem):
+            why.append(
+                f"lone_tiles=True with qk_depth={problem.qk_depth}: the parts of O are merged in shared memory, where "
+                "K has its rest: use lone_tiles=False"
+            )
         return why
 
 
@@ -76,6 +89,7 @@ def layout(schedule: SlotTwoTiles, tiles: SlotTiles) -> tuple[BarrierTable, TwoT
     """Barriers and shared memory fix each other's size: the ring gets the space that a kernel without slots leaves."""
     warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
     empty = barriers.table(tiles, warps, 0, of_the_order)
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
+    sizes = dict(stages_o=schedule.stages_o(tiles.problem))
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, **sizes), empty)
     table = barriers.table(tiles, warps, slots, of_the_order)
-    return table, smem_map(tiles, warps, table)
+    return table, smem_map(tiles, warps, table, **sizes)

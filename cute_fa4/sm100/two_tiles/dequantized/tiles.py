@@ -6,6 +6,15 @@
 
 Where K or V has up to 64 columns, its tile is the first 16 KiB, and its rows arrive there. A key's row and its
 last 64 columns of 16 bits share a line of 128 bytes: the thread that owns the key touches no line of another key.
+
+Columns of K beyond 128 are the rest, which has two places beside the ring, for even and for odd key tiles:
+
+    rest of K                16 KiB
+    from memory              a row of 8 bits from byte 128 on; of 4 bits all of it is in the line in the slot
+    as the MMA takes it      columns 128..191
+
+The slot that K gets is that of V of the key tile before the last. So when it is free, the MMAs into S of that key tile
+have completed, too, and its rest is free: nothing else has to say so.
 """
 
 from dataclasses import dataclass
@@ -23,12 +32,16 @@ class SlotTiles(RawRows, Tiles):
 
     @staticmethod
     def of(problem: Problem, **choices) -> "SlotTiles":
-        """choices: as Tiles.cut takes them."""
-        return SlotTiles(**vars(Tiles.cut(problem, **choices)))
+        """choices: as Tiles.cut takes them. K is handed over whole: a thread dequantizes all of a row."""
+        return SlotTiles(**vars(Tiles.cut(problem, **choices)) | dict(qk_stages=1))
+
+    @property
+    def k_rests(self) -> int:
+        return 2 if self.rest_qk_depth else 1
 
     def wide_tile(self, is_v: bool) -> KMajorTile:
-        """Where the 16-bit numbers of a key go; bytes of V lie like those of K."""
-        return KMajorTile(self.BN, self.padded_ov_depth if is_v else self.padded_qk_depth)
+        """Where the 16-bit numbers of a key go in the slot; bytes of V lie like those of K."""
+        return KMajorTile(self.BN, self.padded_ov_depth if is_v else self.slot_qk_depth)
 
     def raw_offset(self, is_v: bool) -> int:
         """Offset of the arriving row: where the last chunk of 64 columns goes."""

@@ -87,7 +87,7 @@ def dequantize_key(cfg, line, first_byte: int, of_unit: Unit):
     if of_unit.dtypes[0] not in CACHED:
         return iter(())
     raw = first_byte + cfg.tiles.raw_offset(is_v=False)
-    chunks = [first_byte + chunk for chunk in cfg.tiles.chunks(of_unit.columns)]
+    chunks = [(line, first_byte + chunk) for chunk in cfg.tiles.chunks(of_unit.columns)]
     factors = None
     if of_unit.factors is not None:
         factors = of_unit.factors[first_byte // (LINE_BYTES * cfg.warps.threads_of("dequantize"))]

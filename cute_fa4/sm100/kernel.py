@@ -422,6 +422,5 @@ class OverRawRows(SM100Kernel):
         """The load warp announces rows of 8 bits, and waits for the MMAs that read those of 16."""
         cta, tiles = super().prologue(base, mbarriers), self.cfg.tiles
         raw_full = mbarriers + self.cfg.barriers.first_index("raw_full")
-        of_k = tiles.raw_bytes * (1 + tiles.rest_arrives)
-        of_raw = dict(full=raw_full, k_bytes=(of_k,), v_bytes=tiles.raw_bytes)
+        of_raw = dict(full=raw_full, k_bytes=(tiles.raw_bytes,), v_bytes=tiles.raw_bytes)
         return replace(cta, producer=replace(cta.producer, **of_raw))

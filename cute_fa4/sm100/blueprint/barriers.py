@@ -17,7 +17,8 @@ from .warp_roles import WarpRoles
 KV_SLOT, KV_STAGE = "kv_slot", "kv_stage"  # places of the ring
 SLOTS_BESIDE_A_REST = 3  # V of a key tile then has the slot of the K before, whose rest was in the one place for rests
 Q_TILE, SOFTMAX, WORK_ENTRY, CTA = "q_tile", "softmax", "work_entry", "cta"
-SCALE_SLOT = "scale_slot"
+SCALE_SLOT, K_REST = "scale_slot", "k_rest"
+KV_TURN = "kv_turn"  # K and V of as many key tiles as there are rests
 QUEUE_READERS = ("softmax", "correction", "mma")  # roles besides load, in families with correction
 SCALE_SLOTS = (
     4  # key tiles whose scales are in shared memory: a power of two, two for each of two warpgroups
@@ -56,7 +57,7 @@ class Barrier:
 
     name        what has happened when it fires
     per         what it is a barrier of: "q_tile", "softmax" (a warpgroup), "kv_slot", "kv_stage", "work_entry",
-                "scale_slot" or "cta"; there is one of each
+                "scale_slot", "k_rest", "kv_turn" or "cta"; there is one of each
     raised_by   arrivals that complete a phase
     awaited_by  the roles that wait
     means       the news, as a reader of the kernel would say it
@@ -85,9 +86,16 @@ class BarrierTable:
 
     @staticmethod
     def of(
-        rows, *, q_tiles: int, warps: WarpRoles, work_entries: int, kv_slots: int, qk_stages: int
+        rows,
+        *,
+        q_tiles: int,
+        warps: WarpRoles,
+        work_entries: int,
+        kv_slots: int,
+        qk_stages: int,
+        k_rests: int = 1,
     ):
-        """qk_stages: of each slot of the ring."""
+        """qk_stages: of each slot of the ring; k_rests: places beside it for the rest of K."""
         numbers = {
             Q_TILE: q_tiles,
             SOFTMAX: warps.softmax_groups,
@@ -96,6 +104,8 @@ class BarrierTable:
             SCALE_SLOT: SCALE_SLOTS,
             KV_SLOT: kv_slots,
             KV_STAGE: kv_slots * qk_stages,
+            K_REST: k_rests,
+            KV_TURN: 2 * k_rests,
         }
         return BarrierTable(tuple(rows), numbers)
 

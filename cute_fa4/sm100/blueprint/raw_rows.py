@@ -34,6 +34,6 @@ class RawRows(Tiles):
         return self.BN * RAW_COLUMNS
 
     @property
-    def rest_arrives(self) -> bool:
-        """Whether a row of K is longer than a line, and the rest of it arrives where the rest of 16 bits goes."""
-        return self.rest_qk_depth > 0 and self.problem.stored_depth > RAW_COLUMNS
+    def row_in_rest(self) -> bool:
+        """Whether all of a row of K arrives where the rest of its 16-bit columns goes: a line has room for it."""
+        return self.rest_qk_depth > 0 and self.problem.stored_depth <= RAW_COLUMNS

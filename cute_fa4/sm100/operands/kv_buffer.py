@@ -100,9 +100,10 @@ class KVBufferConfig:
         if cfg.tiles.slot_dtype == cfg.stored_dtype:
             return whole
         raw = dict(dtype=cfg.stored_dtype, columns=cfg.tiles.raw_tile.cols)
-        rest = None
-        if not is_v and cfg.tiles.rest_arrives:
-            rest = replace(whole.rest, first_column=cfg.tiles.raw_tile.cols, **raw)
+        rest = whole.rest
+        if rest is not None:
+            first = 0 if cfg.tiles.row_in_rest else cfg.tiles.raw_tile.cols
+            rest = replace(rest, first_column=first, **raw)
         return replace(whole, offset=cfg.tiles.raw_offset(is_v), rest=rest, **raw)
 
     @staticmethod

@@ -226,6 +226,11 @@ def load_k(
     the barrier of the last part.
     fresh: the ring has not been used yet
     """
+    if cfg.tiles.k_rests > 1:
+        place = work.tile.kv_head, work.sequence.batch
+        k.load_from_dram(at.rest, kv.get_rest(at), found, *place, of_rest=True)
+        if cfg.tiles.row_in_rest:
+            return kv.commit_step(at)
     if not fresh:
         kv.acquire(at)
     for stage in range(cfg.tiles.qk_stages):
@@ -233,10 +238,8 @@ def load_k(
             kv.acquire_rest(at)
         mbarrier, batch = kv.get_k(at, stage), work.sequence.batch
         if stage == 0 or rope is None:
-            place = at.rest if stage else at.index
-            k.load_from_dram(place, mbarrier, found, work.tile.kv_head, batch, of_rest=stage > 0)
-        if k.config.rest is not None and cfg.tiles.qk_stages == 1:
-            k.load_from_dram(at.rest, mbarrier, found, work.tile.kv_head, batch, of_rest=True)
+            slot = at.rest if stage else at.index
+            k.load_from_dram(slot, mbarrier, found, work.tile.kv_head, batch, of_rest=stage > 0)
         if rope is not None and stage == cfg.tiles.qk_stages - 1:
             shared, of_rope = rope
             shared.load_from_dram(at.index, mbarrier, of_rope, Int32(0), batch)

@@ -52,18 +52,17 @@ def dequantize_row(
 ) -> Iterator[None]:
     """Dequantize the row of a key into chunks of 64 columns: loads ahead, a yield, then the rest. line: from line_of.
 
-    dtypes       as stored, and as multiplied
-    raw     offset from `line` of the row
-    chunks  of each chunk a line of the key, from line_of, and the offset from there. One of 8 bits may lie over its own
-            columns of the row, and over those of none after it: these are in registers before it is stored. One of 4
-            bits may lie anywhere: so are all
-    factors      of the blocks of these columns, from cache_blocks.factors of these dtypes; None: there are none
+    dtypes   as stored, and as multiplied
+    raw      offset from `line` of the row
+    chunks   (number in the row, a line of the key from line_of, offset from there) of each. The last one may be the
+             row's own place: all of its columns are in registers before they are stored
+    factors  of the blocks of the row, from cache_blocks.factors of these dtypes; None: there are none
     """
     stored, dtype = dtypes
     of_piece, ahead = WORDS_OF_PIECE // row_of(stored).in_byte, comes_whole(stored)
-    row = [load_chunk(stored, line, raw, chunk) for chunk in range(len(chunks)) if ahead]
+    row = {chunk: load_chunk(stored, line, raw, chunk) for chunk, _, _ in chunks if ahead}
     yield
-    for chunk, (to, at) in enumerate(chunks):
+    for chunk, to, at in chunks:
         words = row[chunk] if ahead else load_chunk(stored, line, raw, chunk)
         for piece in range(PIECES):
             found = as_16_bits(words[of_piece * piece : of_piece * (piece + 1)], stored, dtype)
@@ -72,18 +71,9 @@ def dequantize_row(
             store_piece(piece_of(to, piece, at), found)
 
 
-def together(rows: list[Iterator[None]]) -> Iterator[None]:
-    """Rows of one key, from dequantize_row, as one: the loads ahead of all, a yield, then the rest of each."""
-    for row in rows:
-        next(row, None)
-    yield
-    for row in rows:
-        next(row, None)
-
-
 def await_raw(events: Events, at: Slot):
     """Wait until the rows of a slot have arrived."""
-    events.raw_full.wait(at.index, at.phase)
+    events.raw_full.wait(*at.raw)
 
 
 def complete(kv: KVConsumerPipeline, at: Slot):
@@ -97,18 +87,27 @@ def dequantize_slot(
 ) -> Slot:
     """Dequantize the rows of a slot; -> the next slot.
 
-    of_key  dequantizes the row of a key in the steps of dequantize_row: of_key(cfg, line, first byte of the key's line
-            in the tile, of)
+    of_key  the steps in which the row of a key is dequantized, each from dequantize_row: of_key(cfg, line, first byte
+            of the key's line in the tile, of). The loads of a step come before the conversions of the step before
     of      what the family knows of the slot
     """
     await_raw(events, at)
-    line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
-    before: Iterator[None] = iter(())
-    for first in range(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
-        row = of_key(cfg, line, first * LINE_BYTES, of)
-        next(row, None)
-        next(before, None)
-        before = row
-    next(before, None)
+    dequantize_lines(cfg, line_in_slot(cfg, smem, at, thread), of_key, of)
     complete(kv, at)
     return at.next(kv.slots)
+
+
+def line_in_slot(cfg, smem: Smem, at: Slot, thread):
+    """The line of the thread's first key in a slot."""
+    return line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
+
+
+def dequantize_lines(cfg, line, of_key: Callable, of):
+    """Dequantize the rows of the thread's keys. line: of the first one; of_key, of: as dequantize_slot takes them."""
+    before: Iterator[None] = iter(())
+    for first in range(0, cfg.tiles.BN, cfg.warps.threads_of("dequantize")):
+        for row in of_key(cfg, line, first * LINE_BYTES, of):
+            next(row, None)
+            next(before, None)
+            before = row
+    next(before, None)

@@ -84,7 +84,7 @@ def scaled(
 
 
 def store_o(cfg, group: CorrectionGroup, work: Work, i, q_tile, inverse):
-    """O_i, scaled, to global memory, by the threads of its rows; then O_i is free. As store_o of roles/correction.py."""
+    """O_i, scaled, to global memory, by the threads of its rows; then O_i is free (store_o of roles/correction.py)."""
     scaled(cfg, group, work, q_tile, group.tmem + column_of(cfg.tmem.o, i), inverse)
     tensor_memory.fence_before()
     group.events.p_ready.arrive(i)

@@ -81,30 +81,45 @@ class Slot:
         """Which rest K has, in a ring that has one for all."""
         return 0
 
+    @property
+    def raw(self) -> tuple:
+        """-> (which barrier says that rows to be dequantized are there, the parity that their reader waits for)."""
+        return self.index, self.phase
+
 
 @dataclass(frozen=True)
 class SlotBesideRests(Slot):
-    """The same in a ring beside two rests of K (blueprint/tiles.py), where K and V take turns.
+    """The same in a ring beside two places for the rest of K, which take turns; K and V alternate.
 
-    turn: of four, of which K of an even key tile has the first, and of an odd one the third
+    turn: the number of the position, of eight
 
-    >>> at, rests = SlotBesideRests(0, 0, 0), []
-    >>> for _ in range(6):
-    ...     rests.append((at.index, at.rest))
-    ...     at = at.next(3)
-    >>> rests
-    [(0, 0), (1, 0), (2, 1), (0, 1), (1, 0), (2, 0)]
+    >>> at, of_k = SlotBesideRests(0, 0, 0), []
+    >>> for _ in range(5):
+    ...     of_k.append((at.index, at.rest, at.rest_phase))
+    ...     at = at.next(3).next(3)
+    >>> of_k
+    [(0, 0, 0), (2, 1, 0), (1, 0, 1), (0, 1, 1), (2, 0, 0)]
     """
 
     turn: Int32
 
     def next(self, slots: int) -> "SlotBesideRests":
         following = super().next(slots)
-        return SlotBesideRests(following.index, following.phase, (self.turn + 1) & 3)
+        return SlotBesideRests(following.index, following.phase, (self.turn + 1) & 7)
 
     @property
     def rest(self):
-        return self.turn >> 1
+        return self.turn >> 1 & 1
+
+    @property
+    def rest_phase(self):
+        """The parity that the reader of the rest waits for."""
+        return self.turn >> 2
+
+    @property
+    def raw(self) -> tuple:
+        """Not those of the slot: where all of K arrives in the rest, a slot has rows of every second tile alone."""
+        return self.turn & 3, self.turn >> 2
 
 
 def first_slot(phase: int, rests: int) -> Slot:
@@ -218,6 +233,29 @@ class TMAProducerPipeline(Ring):
 
 
 @dataclass(frozen=True)
+class ProducerBesideRests(TMAProducerPipeline):
+    """The same beside two places for the rest of K, whose bytes count on barriers of their own.
+
+    Order p_over_s. The slot of V of a key tile was that of K of the one before. So where it is free, all S of that key
+    tile are made, and the place of its rest is free for the next key tile: nothing else has to be awaited.
+    """
+
+    rest_full: cute.Pointer = field(kw_only=True)
+    rest_bytes: cutlass.Constexpr = field(kw_only=True)
+
+    def _full(self, slot: SlotBesideRests, stage: int):
+        which, _ = slot.raw
+        return self.full + which
+
+    def get_rest(self, slot: SlotBesideRests):
+        """Announce the rest of K; returns the mbarrier for its copies."""
+        mbarrier = self.rest_full + slot.rest
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(mbarrier, self.rest_bytes)
+        return mbarrier
+
+
+@dataclass(frozen=True)
 class KVPosition:
     """Where the consumer is: the current slot, and the slot of the V that is still in use."""
 
@@ -276,6 +314,10 @@ class KVConsumerPipeline(Ring):
     def wait(self, slot: Slot):
         """Wait for a slot of a ring in which every tile has one barrier."""
         cute.arch.mbarrier_wait(self.full + slot.index, slot.phase)
+
+    def wait_empty(self, slot: Slot):
+        """Wait until the slot has been read, for a role that writes a tile which arrived elsewhere."""
+        cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase ^ 1)
 
     def release_slot(self, slot: Slot):
         """Hand a slot back once every MMA issued so far has completed."""

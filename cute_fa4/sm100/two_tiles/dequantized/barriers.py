@@ -7,16 +7,29 @@ raw_full  4       load 1 (+ bytes)  dequantize  8-bit K or V is ready
 kv_full   4       dequantize 64     mma         the K or V tile is ready
 kv_empty  4       mma 1 (commit)    load        the slot's MMAs have completed
 
+K of more than 128 columns has a rest in two places beside the ring (tiles.py). Then dequantize waits for kv_empty, too,
+where a row of K arrives in the rest alone. raw_full is then of K and V of even and of odd key tiles, not of a slot:
+
+barrier    number  raised by         awaited by  means
+raw_full   4       load 1 (+ bytes)  dequantize  8-bit K or V is ready
+rest_full  2       load 1 (+ bytes)  dequantize  what arrives in the rest of K is ready
+
 The 64 threads of these warps also read the work queue: work_read takes 64 more arrivals.
 
 barrier   is not raised again too early because
 raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait
+rest_full  kv_empty of the slot of that K, whose MMAs wait for kv_full, raised after this wait
 """
 
+from dataclasses import replace
+
 from ...blueprint.barriers import (
+    K_REST,
+    KV_TURN,
     QUEUE_READERS,
     Barrier,
     BarrierTable,
+    announced_bytes,
     changed_rows,
     every_thread,
     queue_rows,
@@ -33,17 +46,35 @@ def table(
 ) -> BarrierTable:
     """The table of a kernel whose ring has kv_slots slots. of_the_order: the rows that its order adds."""
     return BarrierTable.of(
-        rows(warps, of_the_order),
+        rows(warps, of_the_order, tiles.k_rests > 1),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
+        k_rests=tiles.k_rests,
     )
 
 
-def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of two query tiles, and raw_full for rows of 8 bits."""
+def rest_row() -> Barrier:
+    """The barrier of what arrives in the rest of K."""
+    return Barrier(
+        "rest_full",
+        K_REST,
+        (announced_bytes("load"),),
+        "dequantize",
+        "what arrives in the rest of K is ready",
+        "kv_empty of the slot of that K, whose MMAs wait for kv_full, raised after this wait",
+    )
+
+
+def rows(
+    warps: SlotWarpRoles, of_the_order: tuple = (), with_rests: bool = False
+) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of two query tiles, and raw_full for rows of 8 bits.
+
+    with_rests: K has a rest
+    """
     dequantize = every_thread(warps, "dequantize")
     ready, read, _ = queue_rows(warps, (*QUEUE_READERS, "dequantize"))
     changed = {
@@ -52,4 +83,7 @@ def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
         "work_read": {"raised_by": read.raised_by},
     }
     after = {"o_ready": (raw_row(),)}
+    if with_rests:
+        after["o_ready"] = (replace(raw_row(), per=KV_TURN), rest_row())
+        changed["kv_empty"] = {"awaited_by": "load, dequantize"}
     return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, after=after)

@@ -12,7 +12,7 @@ The rest of K, columns beyond 128, goes to a place beside the ring, with a key's
 Where blocks have scales (NVFP4, MXFP8) a thread reads those of its keys one key tile ahead (steps/cache_blocks.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -22,7 +22,16 @@ from cute_fa4.dtypes import row_of
 
 from ...blueprint.chip import WARP_SIZE
 from ...steps import cache_blocks
-from ...steps.raw_rows import LINE_BYTES, dequantize_row, dequantize_slot, line_of, together
+from ...steps.raw_rows import (
+    LINE_BYTES,
+    await_raw,
+    complete,
+    dequantize_lines,
+    dequantize_row,
+    dequantize_slot,
+    line_in_slot,
+    line_of,
+)
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot, first_slot
 from ...work.queue import NO_MORE, WorkQueue
@@ -30,15 +39,10 @@ from ...work.queue import NO_MORE, WorkQueue
 
 @dataclass(frozen=True)
 class Tensor:
-    """K or V of a key tile.
-
-    words  of four scales of blocks, for each key of the thread; None: there are none
-    rest   line of the thread in the rest of K, from line_of; None: there is no rest
-    """
+    """K or V of a key tile. words: of four scales of blocks, for each key of the thread; None: there are none."""
 
     is_v: bool
     words: tuple | None
-    rest: Int32 | None = None
 
 
 def tensor_of(scales: tuple | None, is_v: bool) -> Tensor:
@@ -48,38 +52,68 @@ def tensor_of(scales: tuple | None, is_v: bool) -> Tensor:
     return Tensor(is_v, tuple(key.of_v if is_v else key.of_k for key in scales))
 
 
-def rest_of(cfg, smem: Smem, at: Slot, thread) -> Int32 | None:
-    """The line of the thread in the rest of the K in a slot."""
-    if not cfg.tiles.rest_qk_depth:
-        return None
-    return line_of(smem.k_rest_address + at.rest * cfg.tiles.k_rest_bytes, thread)
+def formats(cfg, first_byte: int, of: Tensor) -> tuple[tuple[str, str], list | None]:
+    """-> (dtypes as stored and as multiplied, factors of the blocks of a key); first_byte: as of dequantize_key."""
+    dtypes = cfg.kv_dtype, cfg.v_dtype if of.is_v else cfg.qkv_dtype
+    if of.words is None:
+        return dtypes, None
+    words = of.words[first_byte // (LINE_BYTES * cfg.warps.threads_of("dequantize"))]
+    return dtypes, cache_blocks.factors(dtypes, words)
+
+
+def chunks_in_slot(cfg, line, first_byte: int, of: Tensor) -> list[tuple]:
+    """Number and place of the chunks of a key in a slot, as dequantize_row takes them."""
+    tile = cfg.tiles.wide_tile(of.is_v)
+    places = range(first_byte, first_byte + tile.nbytes, tile.chunk_bytes)
+    return [(number, line, place) for number, place in enumerate(places)]
 
 
 def dequantize_key(cfg, line, first_byte: int, of: Tensor):
     """Dequantize the row of a key. line: from line_of, first_byte: from there to the line of the key in the tile."""
-    dtype, tile = cfg.v_dtype if of.is_v else cfg.qkv_dtype, cfg.tiles.wide_tile(of.is_v)
-    dtypes = cfg.kv_dtype, dtype
-    ends = range(first_byte, first_byte + tile.nbytes, tile.chunk_bytes)
-    chunks, rest = [(line, at) for at in ends], [(of.rest, first_byte)] * (of.rest is not None)
+    dtypes, factors = formats(cfg, first_byte, of)
     raw = first_byte + cfg.tiles.raw_offset(of.is_v)
-    factors = None
-    if of.words is not None:
-        words = of.words[first_byte // (LINE_BYTES * cfg.warps.threads_of("dequantize"))]
-        factors = cache_blocks.factors(dtypes, words)
-    if not (rest and cfg.tiles.rest_arrives):
-        return dequantize_row(dtypes, line, raw, chunks + rest, factors)
-    of_rest = None if factors is None else factors[blocks_before_rest(cfg) :]
-    return together(
-        [
-            dequantize_row(dtypes, line, raw, chunks, factors),
-            dequantize_row(dtypes, of.rest, first_byte, rest, of_rest),
-        ]
-    )
+    chunks = chunks_in_slot(cfg, line, first_byte, of)
+    return [dequantize_row(dtypes, line, raw, chunks, factors)]
 
 
-def blocks_before_rest(cfg) -> int:
-    """Blocks of a row of K whose numbers are in the slot."""
-    return cfg.tiles.slot_qk_depth // row_of(cfg.kv_dtype).block
+def dequantize_rest(cfg, line, first_byte: int, of: Tensor):
+    """The same of the columns of K in its rest, which arrive there. line: in the rest."""
+    dtypes, factors = formats(cfg, first_byte, of)
+    if factors is not None:
+        factors = factors[cfg.tiles.slot_qk_depth // row_of(cfg.kv_dtype).block :]
+    return [dequantize_row(dtypes, line, first_byte, [(0, line, first_byte)], factors)]
+
+
+def dequantize_from_rest(cfg, line, first_byte: int, of: tuple):
+    """The same of a row of K that arrives in its rest. of: (the tensor, the line in the slot of K).
+
+    A chunk at a time, the one over the row last: the codes of two rows are too many registers.
+    """
+    tensor, in_slot = of
+    dtypes, factors = formats(cfg, first_byte, tensor)
+    chunks = chunks_in_slot(cfg, in_slot, first_byte, tensor)
+    chunks.append((len(chunks), line, first_byte))
+    return [dequantize_row(dtypes, line, first_byte, [chunk], factors) for chunk in chunks]
+
+
+def dequantize_k(
+    cfg, smem: Smem, events: Events, kv: KVConsumerPipeline, at: Slot, thread, k: Tensor
+) -> Slot:
+    """Dequantize K of a key tile, with its rest if it has one; -> the next slot."""
+    if cfg.tiles.k_rests == 1:
+        return dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, k)
+    line = line_of(smem.k_rest_address + at.rest * cfg.tiles.k_rest_bytes, thread)
+    in_slot = line_in_slot(cfg, smem, at, thread)
+    events.rest_full.wait(at.rest, at.rest_phase)
+    if cfg.tiles.row_in_rest:
+        kv.wait_empty(at)
+        dequantize_lines(cfg, line, dequantize_from_rest, (k, in_slot))
+    else:
+        dequantize_lines(cfg, line, dequantize_rest, k)
+        await_raw(events, at)
+        dequantize_lines(cfg, in_slot, dequantize_key, k)
+    complete(kv, at)
+    return at.next(kv.slots)
 
 
 def keys_of(cfg, thread) -> list:
@@ -120,8 +154,7 @@ def run(
         scales = begin(cfg, args, work, thread)
         for n in cutlass.range(work.tiles.count, unroll=1):
             k, v = tensor_of(scales, False), tensor_of(scales, True)
-            k = replace(k, rest=rest_of(cfg, smem, at, thread))
-            at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, k)
+            at = dequantize_k(cfg, smem, events, kv, at, thread, k)
             # Here, not before K: a wait for its scales would be one for these, too (docs/decisions/0065).
             scales = read(cfg, args, work, thread, work.tiles.first + n + 1, scales)
             at = dequantize_slot(cfg, smem, events, kv, at, thread, dequantize_key, v)

@@ -14,7 +14,7 @@ Everything else is that of two_tiles/: a slot has the size for 16 bits, and half
 Read next: tiles.py (where a key's row lies), dequantize.py, barriers.py (the table), two_tiles/kernel.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 
@@ -23,6 +23,7 @@ from ...roles import dispatch
 from ...roles.order import Order
 from ...steps import store_rows
 from ...sync.kernel_args import KernelArgs
+from ...sync.pipelines import ProducerBesideRests
 from ..kernel import SM100MHA2Q
 from ..p_over_s import POverSCode
 from ..uneven.hooks import UnevenPOverS
@@ -53,6 +54,15 @@ class SM100MHAWiden2Q(OverRawRows, SM100MHA2Q):
         super().__init__(cfg)
         if not cfg.schedule.stages_o(cfg):
             self.order = UnevenPOverSByRows() if cfg.uneven else POverSByRows()
+
+    def prologue(self, base, mbarriers) -> CTA:
+        """Beside rests of K the load warp announces what arrives there on barriers of their own."""
+        cta, tiles = super().prologue(base, mbarriers), self.cfg.tiles
+        if tiles.k_rests == 1:
+            return cta
+        rest_full = mbarriers + self.cfg.barriers.first_index("rest_full")
+        of_rest = dict(rest_full=rest_full, rest_bytes=tiles.raw_bytes)
+        return replace(cta, producer=ProducerBesideRests(**vars(cta.producer), **of_rest))
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

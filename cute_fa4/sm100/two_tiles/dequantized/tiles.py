@@ -10,11 +10,11 @@ last 64 columns of 16 bits share a line of 128 bytes: the thread that owns the k
 Columns of K beyond 128 are the rest, which has two places beside the ring, for even and for odd key tiles:
 
     rest of K                16 KiB
-    from memory              a row of 8 bits from byte 128 on; of 4 bits all of it is in the line in the slot
+    from memory              of 8 bits the columns from 128 on; of 4 bits all columns
     as the MMA takes it      columns 128..191
 
-The slot that K gets is that of V of the key tile before the last. So when it is free, the MMAs into S of that key tile
-have completed, too, and its rest is free: nothing else has to say so.
+A rest is free half a key tile before the slot of its K is. There what arrives does not wait for the slot, whose copies
+would take longer than the tensor core has work (docs/decisions/0076).
 """
 
 from dataclasses import dataclass

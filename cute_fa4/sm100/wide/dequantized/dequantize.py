@@ -85,13 +85,14 @@ def dequantize_key(cfg, line, first_byte: int, of_unit: Unit):
     line: from line_of, first_byte: from there to the line of the key in a chunk
     """
     if of_unit.dtypes[0] not in CACHED:
-        return iter(())
+        return []
     raw = first_byte + cfg.tiles.raw_offset(is_v=False)
-    chunks = [(line, first_byte + chunk) for chunk in cfg.tiles.chunks(of_unit.columns)]
+    places = enumerate(cfg.tiles.chunks(of_unit.columns))
+    chunks = [(number, line, first_byte + place) for number, place in places]
     factors = None
     if of_unit.factors is not None:
         factors = of_unit.factors[first_byte // (LINE_BYTES * cfg.warps.threads_of("dequantize"))]
-    return dequantize_row(of_unit.dtypes, line, raw, chunks, factors)
+    return [dequantize_row(of_unit.dtypes, line, raw, chunks, factors)]
 
 
 def dequantize_units(

@@ -352,6 +352,11 @@ class Tiles:
         return 1
 
     @property
+    def order_of_stages(self) -> tuple[int, ...]:
+        """In which order S is made of the parts of K: 0 in a slot, 1 the rest, if there is one."""
+        return tuple(range(1 + (self.rest_qk_depth > 0)))
+
+    @property
     def k_rest_bytes(self) -> int:
         """The rest of a K tile."""
         return self.bytes_of(self.k_rows_per_cta * self.rest_qk_depth)

@@ -35,12 +35,15 @@ def multiply_qk(
         q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
     k_stages = k.get_mma_stages(at.slot.index, at.slot.rest)
-    done = 0
-    for stage, (k_start, k_high, k_steps) in enumerate(k_stages):
-        if wait and stage < cfg.tiles.qk_stages:
-            kv.wait_k(at, stage)
+    done, parts = 0, []
+    for k_start, k_high, k_steps in k_stages:
         part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
         done += len(part)
+        parts.append((k_start, k_high, part))
+    for place, stage in enumerate(cfg.tiles.order_of_stages):
+        k_start, k_high, part = parts[stage]
+        if wait:
+            kv.wait_k(at, stage)
         for turn, (dtype, steps) in enumerate(by_dtype(cfg, part)):
             if turn > 0:
                 finish_kind(events)
@@ -52,7 +55,7 @@ def multiply_qk(
                 InstructionDescriptor(m, n, dtype, dtype, cta_group=cfg.tiles.cta_group),
                 q_high,
                 k_high,
-                accumulate=stage > 0 or turn > 0,
+                accumulate=place > 0 or turn > 0,
             )
         if cfg.mixes_rope:
             events.kind_done.commit(0)

@@ -77,9 +77,14 @@ def await_raw(events: Events, at: Slot):
 
 
 def complete(kv: KVConsumerPipeline, at: Slot):
+    """This thread's lines of a slot are written."""
+    hand_over(kv.full + at.index)
+
+
+def hand_over(mbarrier: cute.Pointer):
     """This thread's lines are written, and the tensor core may read them once all threads have arrived."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.mbarrier_arrive(kv.full + at.index)
+    cute.arch.mbarrier_arrive(mbarrier)
 
 
 def dequantize_slot(

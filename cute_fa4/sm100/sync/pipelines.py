@@ -329,3 +329,17 @@ class KVConsumerPipeline(Ring):
 
     def _commit(self, index):
         tensor_core.commit((self.empty + index).toint())
+
+
+@dataclass(frozen=True)
+class ConsumerBesideRests(KVConsumerPipeline):
+    """The same beside two places for the rest of K. rest_ready: None: a rest is handed over with its slot."""
+
+    rest_ready: cute.Pointer | None = field(kw_only=True)
+
+    def wait_k(self, at: KVPosition, qk_stage: int):
+        if qk_stage == 0:
+            return super().wait_k(at, 0)
+        if self.rest_ready is not None:
+            cute.arch.mbarrier_wait(self.rest_ready + at.slot.rest, at.slot.rest_phase)
+        return at.slot.index

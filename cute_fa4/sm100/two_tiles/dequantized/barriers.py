@@ -14,11 +14,17 @@ barrier    number  raised by         awaited by  means
 raw_full   4       load 1 (+ bytes)  dequantize  8-bit K or V is ready
 rest_full  2       load 1 (+ bytes)  dequantize  what arrives in the rest of K is ready
 
+and where its columns of 16 bits are handed over first, as a row of 8 bits has more bytes than a line
+
+barrier     number  raised by      awaited by  means
+rest_ready  2       dequantize 64  mma         the rest of K is ready
+
 The 64 threads of these warps also read the work queue: work_read takes 64 more arrivals.
 
 barrier   is not raised again too early because
 raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised after this wait
 rest_full  kv_empty of the slot of that K, whose MMAs wait for kv_full, raised after this wait
+rest_ready  rest_full
 """
 
 from dataclasses import replace
@@ -46,7 +52,7 @@ def table(
 ) -> BarrierTable:
     """The table of a kernel whose ring has kv_slots slots. of_the_order: the rows that its order adds."""
     return BarrierTable.of(
-        rows(warps, of_the_order, tiles.k_rests > 1),
+        rows(tiles, warps, of_the_order),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=WORK_ENTRIES,
@@ -56,9 +62,9 @@ def table(
     )
 
 
-def rest_row() -> Barrier:
-    """The barrier of what arrives in the rest of K."""
-    return Barrier(
+def rest_rows(warps: SlotWarpRoles, is_early: bool) -> tuple[Barrier, ...]:
+    """The barriers of what arrives in the rest of K, and of the rest, if it is handed over before the slot."""
+    full = Barrier(
         "rest_full",
         K_REST,
         (announced_bytes("load"),),
@@ -66,15 +72,19 @@ def rest_row() -> Barrier:
         "what arrives in the rest of K is ready",
         "kv_empty of the slot of that K, whose MMAs wait for kv_full, raised after this wait",
     )
+    ready = Barrier(
+        "rest_ready",
+        K_REST,
+        (every_thread(warps, "dequantize"),),
+        "mma",
+        "the rest of K is ready",
+        "rest_full",
+    )
+    return (full, ready) if is_early else (full,)
 
 
-def rows(
-    warps: SlotWarpRoles, of_the_order: tuple = (), with_rests: bool = False
-) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order: those of two query tiles, and raw_full for rows of 8 bits.
-
-    with_rests: K has a rest
-    """
+def rows(tiles: Tiles, warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of two query tiles, and raw_full for rows of 8 bits."""
     dequantize = every_thread(warps, "dequantize")
     ready, read, _ = queue_rows(warps, (*QUEUE_READERS, "dequantize"))
     changed = {
@@ -83,7 +93,7 @@ def rows(
         "work_read": {"raised_by": read.raised_by},
     }
     after = {"o_ready": (raw_row(),)}
-    if with_rests:
-        after["o_ready"] = (replace(raw_row(), per=KV_TURN), rest_row())
+    if tiles.k_rests > 1:
+        after["o_ready"] = (replace(raw_row(), per=KV_TURN), *rest_rows(warps, tiles.rest_is_early))
         changed["kv_empty"] = {"awaited_by": "load, dequantize"}
     return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, after=after)

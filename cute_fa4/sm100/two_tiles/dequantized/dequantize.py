@@ -29,6 +29,7 @@ from ...steps.raw_rows import (
     dequantize_lines,
     dequantize_row,
     dequantize_slot,
+    hand_over,
     line_in_slot,
     line_of,
 )
@@ -110,6 +111,7 @@ def dequantize_k(
         dequantize_lines(cfg, line, dequantize_from_rest, (k, in_slot))
     else:
         dequantize_lines(cfg, line, dequantize_rest, k)
+        hand_over(kv.rest_ready + at.rest)
         await_raw(events, at)
         dequantize_lines(cfg, in_slot, dequantize_key, k)
     complete(kv, at)

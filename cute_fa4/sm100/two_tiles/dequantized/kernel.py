@@ -23,7 +23,7 @@ from ...roles import dispatch
 from ...roles.order import Order
 from ...steps import store_rows
 from ...sync.kernel_args import KernelArgs
-from ...sync.pipelines import ProducerBesideRests
+from ...sync.pipelines import ConsumerBesideRests, ProducerBesideRests
 from ..kernel import SM100MHA2Q
 from ..p_over_s import POverSCode
 from ..uneven.hooks import UnevenPOverS
@@ -56,13 +56,19 @@ class SM100MHAWiden2Q(OverRawRows, SM100MHA2Q):
             self.order = UnevenPOverSByRows() if cfg.uneven else POverSByRows()
 
     def prologue(self, base, mbarriers) -> CTA:
-        """Beside rests of K the load warp announces what arrives there on barriers of their own."""
+        """Beside rests of K both ends of the ring have the barriers of rests, too."""
         cta, tiles = super().prologue(base, mbarriers), self.cfg.tiles
         if tiles.k_rests == 1:
             return cta
-        rest_full = mbarriers + self.cfg.barriers.first_index("rest_full")
+        first = self.cfg.barriers.first_index
+        rest_full = mbarriers + first("rest_full")
+        rest_ready = mbarriers + first("rest_ready") if tiles.rest_is_early else None
         of_rest = dict(rest_full=rest_full, rest_bytes=tiles.raw_bytes)
-        return replace(cta, producer=ProducerBesideRests(**vars(cta.producer), **of_rest))
+        return replace(
+            cta,
+            producer=ProducerBesideRests(**vars(cta.producer), **of_rest),
+            consumer=ConsumerBesideRests(**vars(cta.consumer), rest_ready=rest_ready),
+        )
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

@@ -39,6 +39,16 @@ class SlotTiles(RawRows, Tiles):
     def k_rests(self) -> int:
         return 2 if self.rest_qk_depth else 1
 
+    @property
+    def order_of_stages(self) -> tuple[int, ...]:
+        """The rest first where it is dequantized first: it arrives before the slot is free."""
+        return (1, 0) if self.rest_is_early else super().order_of_stages
+
+    @property
+    def rest_is_early(self) -> bool:
+        """Whether the rest is dequantized, and handed over, before the other columns of K."""
+        return self.rest_qk_depth > 0 and not self.row_in_rest
+
     def wide_tile(self, is_v: bool) -> KMajorTile:
         """Where the 16-bit numbers of a key go in the slot; bytes of V lie like those of K."""
         return KMajorTile(self.BN, self.padded_ov_depth if is_v else self.slot_qk_depth)

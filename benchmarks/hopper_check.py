@@ -44,10 +44,10 @@ def build_one(folder: Path, causal: bool) -> None:
     """Compile, trace, model and describe one kernel; in a separate process (see flash_attn_4.py)."""
     from dataclasses import asdict
 
-    from benchmarks.cycle_model import hopper
+    from benchmarks.cycle_model import followed, hopper
     from benchmarks.cycle_model.evaluate import cta_cycles, steady_state
     from benchmarks.cycle_model.grid import launch_time
-    from cute_fa4.emulator.model import align, control_codes, trace
+    from cute_fa4.emulator.model import control_codes, trace
     from cute_fa4.emulator.model.machine import Machine
 
     constants = hopper.H200
@@ -58,7 +58,9 @@ def build_one(folder: Path, causal: bool) -> None:
     cubin = folder / f"{variant.name}.cubin"
     cubin.write_bytes(captured.kernel.__cubin__)
     code = control_codes.read_file(cubin)
-    found = align.paths(code.function, captured.kernel.__ptx__, list(traces.values()))
+    found = followed.paths(
+        variant.name, code.function, captured.kernel.__ptx__, list(traces.values())
+    )
     machine = Machine(constants)
     results = {
         work: machine.run(paths, code.codes, traces[work])

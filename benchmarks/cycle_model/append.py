@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.cycle_model import followed
 from benchmarks.cycle_model.decode.our_decode import _compiled, cubin
 from benchmarks.cycle_model.dequantized import NAMES
 from benchmarks.cycle_model.kernels import disassemble
 from benchmarks.cycle_model.modelled import NAN, made_by, marked
 from benchmarks.cycle_model.records import Constants, Subject, records
 from cute_fa4.dtypes import DTYPES
-from cute_fa4.emulator.model import align, control_codes, nvdisasm, trace
+from cute_fa4.emulator.model import control_codes, nvdisasm, trace
 from cute_fa4.emulator.model.constants import SUB_PARTITIONS
 from cute_fa4.emulator.model.machine import Machine
 from cute_fa4.emulator.run.launch import REGISTERS_PER_SM, SMS
@@ -64,10 +65,8 @@ def cta(config: AppendConfig, constants: Constants) -> Cta:
     with trace.installed():
         compiled, names = _compiled(config)
         values = _arguments(config)
-        run = trace.record(
-            lambda: compiled(*(values.get(name) for name in names)), global_loads=True
-        )
-    [path] = align.paths(listing.function, compiled.__ptx__, [run])
+        run = trace.record(lambda: compiled(*(values.get(name) for name in names)))
+    [path] = followed.paths(config.name, listing.function, compiled.__ptx__, [run])
     found = Machine(constants).run(path, listing.codes, run)
     return Cta(len(path[0, 0]), round(found.cycles), nvdisasm.resources(code).registers)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 
-from benchmarks.cycle_model import cache
+from benchmarks.cycle_model import cache, followed
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.kernels import Kernel, Variant, load
 from benchmarks.cycle_model.workloads import EMPTY_BLOCKS, PERSISTENT_WORK_TILES, Workload
 from cute_fa4.compiler import toolkit
-from cute_fa4.emulator.model import align, program
+from cute_fa4.emulator.model import align, program, uncounted
 from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant
 from cute_fa4.emulator.model.machine import Machine, Result
 from cute_fa4.emulator.model.starts import mean_cycles
@@ -39,7 +39,7 @@ class AlignedKernel:
         """Align all traces. AlignmentError where one does not fit the machine code."""
         works = list(kernel.traces)
         traces = [kernel.traces[work] for work in works]
-        found = align.paths(kernel.code.function, kernel.ptx, traces)
+        found = followed.paths(str(kernel.variant), kernel.code.function, kernel.ptx, traces)
         runs = dict(zip(works, zip(found, traces, strict=True), strict=True))
         return cls(kernel.variant, kernel.code.codes, runs, toolkit.ptxas_of(kernel.cubin))
 
@@ -48,12 +48,14 @@ class AlignedKernel:
         """The kernel of kernels.load, aligned now or earlier."""
         kernel = load(variant)
         traces = list(kernel.traces.values())
-        sources = [Path(module.__file__) for module in (align, program)]
+        sources = [Path(module.__file__) for module in (align, followed, program, uncounted)]
         events = pickle.dumps(traces)
         found = cache.stored(
             f"{variant} paths",
             cache.key(kernel.cubin, events, *sources),
-            lambda: align.packed(align.paths(kernel.code.function, kernel.ptx, traces), traces),
+            lambda: align.packed(
+                followed.paths(str(variant), kernel.code.function, kernel.ptx, traces), traces
+            ),
         )
         paths = align.unpacked(found, kernel.code.function, traces)
         runs = dict(zip(kernel.traces, zip(paths, traces, strict=True), strict=True))

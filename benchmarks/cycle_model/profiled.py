@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from benchmarks.cycle_model import followed
 from benchmarks.cycle_model.kernels import OURS
 from benchmarks.cycle_model.modelled import NAN
 from benchmarks.cycle_model.records import Constants, Subject, records
@@ -46,6 +47,7 @@ class Launch:
         except ValueError:
             names = [one.kernel for one in found.kernels]
             raise ValueError(f"{self.name}: {names}, failed {found.failed}") from None
+        followed.check(self.name, profile.uncounted)
         busy = {unit: round(share, 2) for unit, share in profile.busy.items()}
         others = {} if self.maker == OURS else {"code": "", "ptxas": toolkit.ptxas()}
         return {**others, "cycles": round(profile.cycles), "busy": busy}

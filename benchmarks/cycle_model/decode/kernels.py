@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 
-from benchmarks.cycle_model import cache
+from benchmarks.cycle_model import cache, followed
 from benchmarks.cycle_model.decode import our_decode
 from benchmarks.cycle_model.decode.launch import Streaming
 from benchmarks.cycle_model.decode.memory import Memory
@@ -33,7 +33,10 @@ from cute_fa4.emulator.model.machine import Machine
 
 HERE, FOLDER = Path(__file__).parent, Path(trace.__file__).parent
 MODEL = [
-    *(FOLDER / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
+    *(
+        FOLDER / name
+        for name in ("align.py", "uncounted.py", "machine.py", "engines.py", "pipes.py")
+    ),
     Path(program.__file__),
 ]
 # Latencies of the simulations, as multiples of the latency of idle memory.
@@ -227,7 +230,7 @@ def _paths(name: str, identity: str, ptx: str, read, traces: dict) -> list:
         packed = cache.stored(
             f"{name} paths",
             identity,
-            lambda: align.packed(align.paths(read.function, ptx, events), events),
+            lambda: align.packed(followed.paths(name, read.function, ptx, events), events),
         )
         _aligned.clear()
         _aligned[identity] = align.unpacked(packed, read.function, events)

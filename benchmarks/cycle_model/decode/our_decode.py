@@ -23,7 +23,7 @@ def trace_attention(config, seqlen_q: int, works: list[Work]) -> tuple[str, dict
     traces = {}
     for work in works:
         run = partial(_attend, compiled, names, config, seqlen_q, work)
-        traces[work] = trace.record(run, global_loads=True)
+        traces[work] = trace.record(run)
     return compiled.__ptx__, traces
 
 
@@ -47,9 +47,7 @@ def trace_merge(config, parts: tuple[int, ...]) -> tuple[str, dict]:
             lse=torch.empty(1, rows, 1) if config.write_lse else None,
             max_seqlen_q=1,
         )
-        traces[number] = trace.record(
-            partial(compiled, *(values.get(name) for name in names)), global_loads=True
-        )
+        traces[number] = trace.record(partial(compiled, *(values.get(name) for name in names)))
     return compiled.__ptx__, traces
 
 

@@ -85,7 +85,7 @@ def main() -> None:
             lambda interface: call(interface, kernel), "sm_100a", 1, FirstKernel
         )
         traces = {
-            work: trace.record(lambda work=work: launch(captured, kernel, work), global_loads=True)
+            work: trace.record(lambda work=work: launch(captured, kernel, work))
             for work in works(kernel.goes_on)
         }
     found = captured.kernel

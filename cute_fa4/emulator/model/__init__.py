@@ -6,6 +6,7 @@ control_codes.py    cubin -> stall count, yield, scoreboards of every instructio
 constants.py        rates, latencies and run conditions, each with its source
 trace.py            emulator run -> what each warp did with barriers, tensor core, TMA, in order
 align.py            SASS control flow + trace -> the path of each warp through the machine code
+uncounted.py        memory accesses that a warp executed and its path lacks
 pipes.py, engines.py  what an instruction occupies; barriers, tensor core, copies
 machine.py          paths -> cycles: schedulers, pipes, scoreboards, barriers, tensor core, TMA
 launches.py         which launches of a program are recorded, and the names that they have

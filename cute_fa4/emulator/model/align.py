@@ -10,8 +10,8 @@ and the cheapest such walk is its path:
     SASS    UTMASTG, UTMAREDG, UBLKRED, UBLKCP.G.S
     event   drain           bar            cluster_bar  ld    st
     SASS    DEPBAR.LE SB0   BAR            UCGABAR_*    LDTM  STTM
-    event   wgmma           wgwait            gload
-    SASS    HGMMA           WARPGROUP.DEPBAR  LDG, where the traces have such events
+    event   wgmma           wgwait            gload  gstore  atomic
+    SASS    HGMMA           WARPGROUP.DEPBAR  LDG    STG     ATOM*, RED*
 
     matched out of source order          a little: ptxas keeps the order of the source (ORDER_COST)
     matched differently than before      a little: an instruction comes from one PTX line (TIE_COST)
@@ -19,7 +19,8 @@ and the cheapest such walk is its path:
                                          wait, or the expansion of tcgen05.alloc
     event without an instruction         high; afterwards an error for events of SYNCHRONISING
 
-Among paths of equal cost the shortest wins, so slow paths without events (denormals) are not taken.
+Among paths of equal cost the shortest wins, so slow paths without events (denormals) are not taken. uncounted.py finds
+memory accesses that were executed on such a path.
 """
 
 from __future__ import annotations

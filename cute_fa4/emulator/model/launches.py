@@ -65,10 +65,11 @@ class Launch:
 def anchors(instructions, labels: dict) -> frozenset[str]:
     """Kinds of trace.EXTRA that must be recorded, so that every loop of a kernel has an event.
 
-    A loop is what lies between a branch upward and its target.
+    A loop is what lies between a branch upward and its target. A kernel without MMAs has few events: its accesses of
+    shared memory are recorded, too.
     """
-    chosen: set[str] = set()
     kinds = [trace.kind_of(ins.opcode) for ins in instructions]
+    chosen = set(trace.ALWAYS) | ({"sload", "sstore"} if "mma" not in kinds else set())
     loops = []
     for end, ins in enumerate(instructions):
         target = ins.operands[0] if ins.opcode in ("bra", "bra.uni") else None
@@ -129,7 +130,7 @@ class _Launches(Observer):
         if launch is None:
             return
         known = self.found.get(launch.name)
-        launch.trace = trace.Trace(dict(launch.trace.warps), launch.trace.counts)
+        launch.trace = launch.trace.finished()
         ranks = max((rank for rank, _ in launch.trace.warps), default=0) + 1
         launch.cluster = (ranks, 1, 1)
         launch.times += 0 if known is None else known.times

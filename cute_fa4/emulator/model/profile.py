@@ -23,6 +23,7 @@ from cute_fa4.emulator.model import (
     nvdisasm,
     ptxas,
     stated_error,
+    uncounted,
 )
 from cute_fa4.emulator.model.constants import Constant, of_target
 from cute_fa4.emulator.model.graph import Graph, Tag
@@ -101,6 +102,7 @@ class Profile:
     stack_bytes: int
     cta: int = 0  # rank of the CTA that sets the pace
     notes: list[str] = field(default_factory=list)
+    uncounted: dict[str, str] = field(default_factory=dict)  # accesses that paths lack, by kind
     error: str = STATED_ERROR
     timeline: dict = field(default_factory=dict)
 
@@ -132,6 +134,8 @@ def modelled(
         [paths] = align.paths(code.function, launch.ptx, [launch.trace])
     except align.AlignmentError as error:
         raise ModelError(f"{launch.name}: {error}") from error
+    lacks = uncounted.lacks([launch.trace], [paths])
+    notes += [f"not counted: {lack.text(launch.ptx)}" for lack in lacks]
     if constants is None:
         constants, note = of_target(ptxas.target(launch.ptx))
         notes += [note] if note else []
@@ -201,6 +205,7 @@ def modelled(
         stack_bytes=resources.stack_bytes,
         cta=cta,
         notes=notes,
+        uncounted={lack.kind: lack.text(launch.ptx) for lack in lacks},
     )
     profile.timeline = timeline(names, paths, graph, result, cta, (begin, end))
     return profile

@@ -13,7 +13,10 @@
     ld, st     tcgen05.ld, tcgen05.st               columns
     wgmma      wgmma.mma_async (sm_90)              N
     wgwait     wgmma.wait_group (sm_90)             how many groups may stay open
-    gload ...  kinds of EXTRA                       only on request: needed to count the loop iterations of a
+    gload,     loads and stores of global memory,   nothing
+    gstore,    atomics
+    atomic
+    sload ...  the other kinds of EXTRA             only on request: needed to count the loop iterations of a
                                                     kernel without barriers
 
 An effect is (operation, (CTA rank, shared offset), amount). Those that happen later than the
@@ -26,7 +29,7 @@ instruction's meaning, the submission of asynchronous work, and the operations o
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,6 +67,8 @@ EXTRA = {
     "multiply_add": re.compile(r"fma\.rn(\.ftz)?\.f32$"),
 }
 """Instructions that count the turns of a loop which has none of the others; the assembler keeps them, nearly always."""
+ALWAYS = frozenset({"gload", "gstore", "atomic"})
+"""Kinds of EXTRA that every trace has: an access in a branch without another event is otherwise on no path."""
 # Hopper's matrix instructions have no meaning in the emulator. The order of events does not depend
 # on what they compute, so they may do nothing while a trace is taken.
 _WITHOUT_MEANING = re.compile(r"wgmma\.")
@@ -89,10 +94,16 @@ class Trace:
     """Events of every warp of one cluster, in program order; keys are (CTA rank, warp).
 
     counts: arrivals a phase of every mbarrier, by (CTA rank, offset).
+    executed: how often each warp executed an instruction of EXTRA, by (kind, PTX line), events or not.
     """
 
     warps: dict[tuple[int, int], list[Event]]
     counts: dict[tuple[int, int], int]
+    executed: dict[tuple[int, int], Counter] = field(default_factory=lambda: defaultdict(Counter))
+
+    def finished(self) -> Trace:
+        """The same without default entries, which cannot be pickled."""
+        return Trace(dict(self.warps), self.counts, dict(self.executed))
 
 
 def kind_of(opcode: str) -> str | None:
@@ -148,8 +159,10 @@ class Recorder:
         def function(warp, ins):
             if self.trace is None or warp.cta.cluster.id != (self.number, 0, 0):
                 return entry.function(warp, ins)
-            if kind in EXTRA and kind not in self.extra:
-                return entry.function(warp, ins)
+            if kind in EXTRA:
+                self.trace.executed[warp.cta.rank, warp.index][kind, ins.line] += 1
+                if kind not in self.extra:
+                    return entry.function(warp, ins)
             event = Event(kind, ins.line, _data(kind, warp, ins))
             with self._attributing(event):
                 result = entry.function(warp, ins)
@@ -223,7 +236,7 @@ def partialmethod_of(function, *fixed):
     return method
 
 
-def record(launch, cluster: int = 0, global_loads: bool = False) -> Trace:
+def record(launch, cluster: int = 0) -> Trace:
     """The trace of one cluster of the grid that launch() executes, within installed().
 
     RuntimeError when the grid does not have so many. The emulator's checks are off: they are the
@@ -232,13 +245,13 @@ def record(launch, cluster: int = 0, global_loads: bool = False) -> Trace:
     from cute_fa4.emulator.host.session import use
 
     _recorder.trace, _recorder.number = Trace(defaultdict(list), {}), cluster
-    _recorder.extra = frozenset({"gload"} if global_loads else ())
+    _recorder.extra = ALWAYS
     try:
         with use(checks=None):
             launch()
         if not _recorder.trace.warps:
             raise RuntimeError(f"the launch has no cluster number {cluster} that does anything")
-        return Trace(dict(_recorder.trace.warps), _recorder.trace.counts)
+        return _recorder.trace.finished()
     finally:
         _recorder.trace = None
 

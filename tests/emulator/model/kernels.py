@@ -1,4 +1,4 @@
-"""Two small kernels for the model, as PTX: exponentials in a loop, and two warps that hand a buffer to each other."""
+"""Small kernels for the model, as PTX: exponentials in a loop, loads in a branch, two warps that share a buffer."""
 
 import torch
 
@@ -21,6 +21,28 @@ EXPONENTIALS = """
 }
 """
 A_TURN = 4  # exponentials
+
+# In every turn a warp waits at a barrier, and loads where its pointer is not null.
+GUARDED_LOADS = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry guarded_loads(.param .u64 y, .param .u64 x, .param .u32 n) {
+    .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<3>;
+    ld.param.b64 %rd1, [y]; ld.param.b64 %rd2, [x]; ld.param.b32 %r2, [n]; mov.b32 %r1, 0; mov.b32 %r4, 0;
+    setp.eq.s64 %p1, %rd2, 0;
+  L:
+    bar.sync 0;
+    @%p1 bra N;
+    ld.volatile.global.b32 %r3, [%rd2]; ld.volatile.global.b32 %r5, [%rd2+4];
+    BODY
+  N:
+    add.s32 %r1, %r1, 1; setp.lt.s32 %p2, %r1, %r2;
+    @%p2 bra L;
+    st.global.b32 [%rd1], %r4;
+    ret;
+}
+""".replace("BODY", "mad.lo.s32 %r4, %r4, %r5, %r3; " * 40)  # more than ptxas predicates
 
 # Warp 0 fills the buffer and raises "full", warp 1 reads it and raises "empty".
 HANDED_OVER = """
@@ -69,6 +91,12 @@ def exponentials(turns: int, threads: int = 32) -> None:
     """Launch EXPONENTIALS with so many turns of its loop."""
     y = torch.empty(1)
     ptx_files.load(EXPONENTIALS).launch(y, turns, grid=1, block=threads)
+
+
+def guarded_loads(turns: int) -> None:
+    """Launch GUARDED_LOADS with two loads in each of so many turns."""
+    y, x = torch.zeros(1, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    ptx_files.load(GUARDED_LOADS).launch(y, x, turns, grid=1, block=32)
 
 
 def handed_over(turns: int, labels: KernelLabels | None = NAMES) -> None:

@@ -265,8 +265,39 @@ def allowed_gradient_errors(
     """
     exact = gradients_float64(q, k, v, dout, dlse, **options)
     rounded = gradients_with_kernel_roundings(q, k, v, dout, dlse, **options)
+    return _allowed_of(rounded, exact, q.dtype)
+
+
+def gradients_by_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, **options
+) -> tuple[tuple[torch.Tensor, ...], tuple[float, ...]]:
+    """(gradients_float64, allowed_gradient_errors) of a long call: the scores of one head and sequence at a time.
+
+    options: as attention_float64
+    """
+    group = q.shape[2] // k.shape[2]
+    found = []
+    for function, dtype in (
+        (gradients_float64, torch.float64),
+        (gradients_with_kernel_roundings, torch.float32),
+    ):
+        sums = tuple(torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
+        for b in range(q.shape[0]):
+            for head in range(q.shape[2]):
+                own, shared = (slice(n, n + 1) for n in (head, head // group))
+                of = (b, slice(None), own), *[(b, slice(None), shared)] * 2
+                parts = (x[at][None] for x, at in zip((q, k, v), of, strict=True))
+                one = function(*parts, dout[b : b + 1, :, own], **options)
+                for total, at, part in zip(sums, of, one, strict=True):
+                    total[at] += part[0]
+        found.append(sums)
+    exact, rounded = found
+    return exact, _allowed_of(rounded, exact, q.dtype)
+
+
+def _allowed_of(rounded: tuple, exact: tuple, dtype: torch.dtype) -> tuple[float, ...]:
     return tuple(
-        2 * max_error(a, b) + max_error(b.to(q.dtype), b) + FLOAT32_NOISE
+        2 * max_error(a, b) + max_error(b.to(dtype), b) + FLOAT32_NOISE
         for a, b in zip(rounded, exact, strict=True)
     )
 

@@ -185,3 +185,17 @@ def test_max_error_sees_nan_and_infinities():
     assert max_error(nan, nan) == math.inf
     assert max_error(nan, inf) == math.inf
     assert max_error(torch.empty(0), torch.empty(0)) == 0
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (3, 0)}], ids=str)
+def test_gradients_by_heads_are_those_of_all_heads(options):
+    """Two sequences, two key heads of three query heads: the same sums, added in another order."""
+    q, k, v = tensors(2, 9, 12, 6, 2, 16)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q.dtype)
+    found, allowed = reference.gradients_by_heads(q, k, v, dout, **options)
+    exact = reference.gradients_float64(q, k, v, dout, **options)
+    for one, whole in zip(found, exact, strict=True):
+        assert max_error(one, whole) < 1e-12
+    assert allowed == pytest.approx(
+        reference.allowed_gradient_errors(q, k, v, dout, **options), rel=1e-3
+    )

@@ -41,6 +41,28 @@ def cute_fa4(problem: Problem, inputs: Inputs):
     return partial(flash_attn_func, inputs.q, inputs.k, inputs.v, out=out, **options)
 
 
+def gradients(problem: Problem, inputs: Inputs, dout: torch.Tensor):
+    """The backward pass alone -> (launch, what tells its kernels apart under the tuning table of the moment).
+
+    launch() returns (dq, dk, dv). The forward pass has run before.
+    """
+    from cute_fa4 import flash_attn_func, masks
+    from cute_fa4.calls import backward
+    from cute_fa4.system.devices import target_of
+
+    mask = masks.window(problem.window, 0 if problem.hides_the_future else None)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    out, lse = flash_attn_func(q, k, v, mask=mask, return_lse=True)
+    scores = backward.Scores(problem.head_dim**-0.5, mask)
+    attended = backward.Attended(q, k, v, out, lse)
+    written = tuple(map(torch.empty_like, (q, k, v)))
+
+    def launch():
+        return backward.gradients(attended, dout, None, scores, written)[:3]
+
+    return launch, lambda: backward.config_of(attended, scores, False, target_of(q.device).arch)
+
+
 def flash_attn_4(problem: Problem, inputs: Inputs):
     """The published package. In decode it chooses the number of key splits (num_splits=0)."""
     try:

@@ -94,6 +94,19 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Training(Problem):
+    """The backward pass of a call: gradients of q, k and v."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.page_size:
+            raise ValueError(f"page_size: {self.page_size} with training; accepted: 0")
+
+    def __str__(self):
+        return f"{super().__str__()}, gradients"
+
+
+@dataclass(frozen=True)
 class Inputs:
     """q, k, v: (batch, seqlen, heads, head_dim); in pages if the problem has pages."""
 
@@ -119,6 +132,13 @@ def make_inputs(problem: Problem, device) -> Inputs:
     if not problem.page_size:
         return Inputs(q, k, v)
     return Inputs(q, k, v, *_in_pages(k, v, problem.page_size, generator))
+
+
+def make_dout(problem: Training, device) -> torch.Tensor:
+    """A gradient of the output."""
+    generator = torch.Generator(device).manual_seed(SEED + 1)
+    shape = (problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim)
+    return torch.randn(shape, generator=generator, device=device).to(DTYPES[problem.dtype])
 
 
 def _in_pages(k, v, page_size: int, generator):

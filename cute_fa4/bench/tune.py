@@ -1,6 +1,7 @@
 """Measures the candidates of each choice of the tuning table on a problem, and keeps what wins by more than the noise.
 
-    record     one call: which choices it asks, and with which facts (sm100/blueprint/tuning.py)
+    record     one call: which choices it asks, and with which facts (sm100/blueprint/tuning.py). A backward pass is a
+               problem of its own (problems.Training), and asks the choices of its kernels
     candidates the values that its Choice names; one that gives no other kernel, or is refused, is left out
     check      the result of each against float64; a wrong one is never timed
     burst      single launches with a pause before each: a cool chip at its boost clock
@@ -23,10 +24,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cute_fa4.bench import backends
-from cute_fa4.bench.problems import Problem, make_inputs
+from cute_fa4.bench.problems import Problem, Training, make_dout, make_inputs
 from cute_fa4.bench.timing import HOLD_PER_HOST_SECOND, Machine
 from cute_fa4.calls import repeat
-from cute_fa4.reference import allowed_error, attention_float64, max_error
+from cute_fa4.reference import (
+    allowed_error,
+    attention_float64,
+    gradients_by_heads,
+    max_error,
+)
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.choices import CHOICES, value_text
 from cute_fa4.sm100.blueprint.tuning import Row, Tuning
@@ -72,8 +78,9 @@ class Trial:
 class Launch:
     """The call of a problem under a table, with plans of its own."""
 
-    def __init__(self, call: Callable, table: Tuning):
-        self.call, self.table, self.plans = call, table, repeat.Plans()
+    def __init__(self, subject: Subject, table: Tuning):
+        self.call, self.kernels_of = subject.call, subject.kernels_of
+        self.table, self.plans = table, repeat.Plans()
 
     def __call__(self):
         with tuning.using(self.table), repeat.apart(self.plans):
@@ -82,32 +89,48 @@ class Launch:
     @property
     def kernels(self):
         """What tells kernels and cuts apart, after a call; None: not known."""
+        if self.kernels_of is not None:
+            with tuning.using(self.table):
+                return self.kernels_of()
         plan = self.plans.latest[0]
         return None if plan is None else (plan.functions, getattr(plan, "split", None))
 
 
 @dataclass
 class Subject:
-    """A problem with its inputs and its float64 result."""
+    """A problem with its inputs and its float64 results.
+
+    exact, allowed  of each tensor that `call` returns
+    kernels_of      what tells kernels apart under the table of the moment; None: the plan of the call does
+    """
 
     problem: Problem
     call: Callable
-    exact: Any
-    allowed: float
+    exact: tuple
+    allowed: tuple[float, ...]
+    kernels_of: Callable | None = None
 
     @classmethod
     def of(cls, problem: Problem, device) -> Subject:
         inputs = make_inputs(problem, device)
         options: dict[str, Any] = {"causal": problem.causal, "window_size": problem.window_size}
+        if isinstance(problem, Training):
+            of = inputs.q, inputs.k, inputs.v, make_dout(problem, device)
+            call, kernels_of = backends.gradients(problem, inputs, of[-1])
+            return cls(problem, call, *gradients_by_heads(*of, **options), kernels_of)
         exact, _ = attention_float64(inputs.q, inputs.k, inputs.v, **options)
         allowed = allowed_error(inputs.q, inputs.k, inputs.v, **options).out
-        return cls(problem, backends.BACKENDS[backends.OURS](problem, inputs), exact, allowed)
+        call = backends.BACKENDS[backends.OURS](problem, inputs)
+        return cls(problem, call, (exact,), (allowed,))
 
-    def why_wrong(self, out) -> str | None:
-        error = max_error(out, self.exact)
-        if error <= self.allowed:
-            return None
-        return f"off by {error:.2e} from float64, {self.allowed:.2e} is allowed"
+    def why_wrong(self, found) -> str | None:
+        """found: what `call` returned."""
+        results = found if isinstance(found, tuple) else (found,)
+        for result, exact, allowed in zip(results, self.exact, self.allowed, strict=True):
+            error = max_error(result, exact)
+            if not error <= allowed:
+                return f"off by {error:.2e} from float64, {allowed:.2e} is allowed"
+        return None
 
 
 def asked(subject: Subject, base: Tuning) -> list[tuple[str, dict, Any]]:
@@ -143,7 +166,7 @@ def trial(
     """All candidates of a choice, checked and timed next to the base."""
     name, facts, chosen = choice
     found = Trial(str_of(subject.problem), name, facts, value_text(chosen))
-    launches = {BASE: Launch(subject.call, base)}
+    launches = {BASE: Launch(subject, base)}
     why = subject.why_wrong(launches[BASE]())
     if why:
         found.wrong[BASE] = why
@@ -153,7 +176,7 @@ def trial(
         if value == chosen:
             continue
         row = Row(row_facts(facts), value)
-        launch = Launch(subject.call, Tuning({name: (row,)}).before(base))
+        launch = Launch(subject, Tuning({name: (row,)}).before(base))
         try:
             why = subject.why_wrong(launch())
         except ValueError as refusal:
@@ -320,8 +343,8 @@ def verified(
             continue
         subject = make()
         both = {
-            BASE: Launch(subject.call, base),
-            "all": Launch(subject.call, table_of(left, {}).before(base)),
+            BASE: Launch(subject, base),
+            "all": Launch(subject, table_of(left, {}).before(base)),
         }
         why = subject.why_wrong(both["all"]())
         times = {} if why else interleaved(machine, both)

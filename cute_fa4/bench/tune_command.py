@@ -32,10 +32,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="shapes of a model of the serving catalogue; may be repeated; default: head dims 64, 128 and 256",
     )
     parser.add_argument(
+        "--training",
+        action="store_true",
+        help="with --model also the backward pass of the shapes of its prefill; default: without --model alone",
+    )
+    parser.add_argument(
         "--shapes",
         metavar="FILE",
         help="TOML with one [[shape]] a problem: batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, and "
-        "optionally causal, window, page_size, dtype; default: none",
+        "optionally causal, window, page_size, dtype, training (the backward pass of the call); default: none",
     )
     parser.add_argument(
         "--choice",
@@ -53,10 +58,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def problems(options) -> list:
     """The Problems that the options describe."""
-    from cute_fa4.bench.problems import Problem
+    from cute_fa4.bench.problems import Problem, Training
 
     if options.shapes:
         return _of_file(Path(options.shapes))
+    kinds = (Problem, Training) if options.training or not options.model else (Problem,)
     heads = _of_models(options.model) if options.model else [(*h, (None,)) for h in DEFAULT_HEADS]
     found = []
     for head_dim, heads_q, heads_kv, windows in heads:
@@ -64,7 +70,7 @@ def problems(options) -> list:
         for window in windows:
             mask = dict(causal=True, window=window)
             for batch, length in PREFILL:
-                found.append(Problem(batch, length, length, **sizes, **mask))
+                found += [kind(batch, length, length, **sizes, **mask) for kind in kinds]
             for batch, length in DECODE:
                 found.append(Problem(batch, 1, length, **sizes, **mask))
     return list(dict.fromkeys(found))
@@ -88,10 +94,10 @@ def _of_models(names: list[str]) -> list[tuple]:
 
 
 def _of_file(path: Path) -> list:
-    from cute_fa4.bench.problems import Problem
+    from cute_fa4.bench.problems import Problem, Training
     from cute_fa4.system import toml
 
-    names = [f.name for f in fields(Problem)]
+    names = [*(f.name for f in fields(Problem)), "training"]
     content = toml.read(path)
     shapes = content.get("shape")
     if set(content) != {"shape"} or not isinstance(shapes, list) or not shapes:
@@ -105,7 +111,9 @@ def _of_file(path: Path) -> list:
                 f"--shapes: {path}: {', '.join(unknown)}; accepted: {', '.join(names)}"
             )
     try:
-        return [Problem(**shape) for shape in shapes]
+        return [
+            (Training if shape.pop("training", False) else Problem)(**shape) for shape in shapes
+        ]
     except TypeError as error:
         raise ValueError(f"--shapes: {path}: {error}; accepted: {', '.join(names)}") from None
 

@@ -12,8 +12,9 @@ import torch
 
 from cute_fa4.bench import backends, tune, tune_command
 from cute_fa4.bench.nvml import Nvml
-from cute_fa4.bench.problems import Problem
+from cute_fa4.bench.problems import Problem, Training
 from cute_fa4.bench.tune import BASE, Times, Trial, gain, noise, winners, wins
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import choices, tuning
 from cute_fa4.sm100.choose.choose_config import config_for
 from tests.bench.fake_machine import FakeMachine
@@ -66,15 +67,29 @@ def timed(monkeypatch):
 
             return launch
 
+        def of_training(problem, inputs, dout, original=backends.gradients):
+            call, kernels_of = original(problem, inputs, dout)
+            results = {}
+
+            def launch():
+                machine.launched()
+                table = tuning.active()
+                if table not in results:
+                    results[table] = tuple(x.clone() for x in call())
+                return tuple(change(table, x) for x in results[table])
+
+            return launch, kernels_of
+
         monkeypatch.setitem(backends.BACKENDS, backends.OURS, backend)
+        monkeypatch.setattr(backends, "gradients", of_training)
         monkeypatch.setattr(tune, "ROUNDS", 3)
 
     return install
 
 
-def run(tmp_path, machine, *flags) -> tuple[int, object]:
+def run(tmp_path, machine, *flags, of=SHAPE) -> tuple[int, object]:
     shapes, out = tmp_path / "shapes.toml", tmp_path / "tuning.toml"
-    shape = "\n".join(f"{name} = {choices.value_text(value)}" for name, value in SHAPE.items())
+    shape = "\n".join(f"{name} = {choices.value_text(value)}" for name, value in of.items())
     shapes.write_text(f"[[shape]]\n{shape}\n")
     parser = argparse.ArgumentParser()
     tune_command.add_options(parser)
@@ -136,6 +151,61 @@ def test_a_wrong_result_is_named_and_never_kept(tmp_path, timed, capsys):
     status, out = run(tmp_path, machine, "--choice", "claims")
     assert status == 1 and tuning.read(out).rows == {}
     assert "claims = false: off by" in capsys.readouterr().out
+
+
+# Beyond head dim 192 the owners of queries and of keys can run on pairs. One tile of scores.
+TRAINING = dict(
+    batch=1, seqlen_q=40, seqlen_k=40, heads_q=2, heads_kv=1, head_dim=256, causal=True, training=True
+)  # fmt: skip
+
+
+def backward_pairs(table) -> bool:
+    facts = dict(arch="sm_100a", head_dim=256, head_dim_v=256, mask="Causal")
+    return table.choose("backward_pairs", facts)
+
+
+def test_choices_of_the_backward_pass_are_timed_on_it(tmp_path, timed, capsys):
+    """CTAs alone are a tenth faster here. The call that is timed has the gradients alone, which are right."""
+    machine = Timer(lambda table, rested: 1.0 if backward_pairs(table) else 0.9)
+    timed(machine)
+    status, out = run(tmp_path, machine, "--choice", "backward_pairs", of=TRAINING)
+    assert status == 0
+    (row,) = tuning.read(out).rows["backward_pairs"]
+    facts = dict(arch="sm_100a", head_dim=256, head_dim_v=256, mask="Causal")
+    assert (row.facts, row.value) == (facts, False)
+    assert "backward_pairs = true: false -10.0% sustained" in capsys.readouterr().out
+
+
+def test_a_wrong_gradient_is_named_and_never_kept(tmp_path, timed, capsys):
+    machine = Timer(lambda table, rested: 1.0 if backward_pairs(table) else 0.5)
+    timed(machine, lambda table, out: out if backward_pairs(table) else out + 1)
+    status, out = run(tmp_path, machine, "--choice", "backward_pairs", of=TRAINING)
+    assert status == 1 and tuning.read(out).rows == {}
+    assert "backward_pairs = false: off by" in capsys.readouterr().out
+
+
+def test_candidates_with_the_kernels_of_the_table_are_not_timed(tmp_path, timed, capsys):
+    """No owner of head dim 64 has a pair: both candidates are the same kernels."""
+    machine = Timer(lambda table, rested: 1.0)
+    timed(machine)
+    status, _ = run(
+        tmp_path, machine, "--choice", "backward_pairs", of=TRAINING | dict(head_dim=64)
+    )
+    assert status == 0
+    assert "backward_pairs = false: no other kernel" in capsys.readouterr().out
+
+
+def test_a_model_has_training_on_request_and_the_default_shapes_have_it():
+    """In each prefill shape and no decode shape; pages have no gradients."""
+    for flags, trains in ((dict(), True), (dict(model=["Llama 3 8B"]), False),
+                          (dict(model=["Llama 3 8B"], training=True), True)):  # fmt: skip
+        options = dict(shapes=None, model=None, training=False) | flags
+        found = tune_command.problems(argparse.Namespace(**options))
+        forward = [p for p in found if not isinstance(p, Training) and not p.is_decode]
+        of = [p for p in found if isinstance(p, Training)]
+        assert [vars(p) for p in of] == [vars(p) for p in forward] * trains
+    with pytest.raises(ValueError, match="page_size: 16 with training; accepted: 0"):
+        Training(**SHAPE, page_size=16)
 
 
 def test_candidates_take_turns():
@@ -206,9 +276,12 @@ def test_every_choice_with_candidates_is_asked_by_some_default_problem(monkeypat
     from cute_fa4.sm100.choose.pays import Asked, Lengths, pays
     from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 
-    options = argparse.Namespace(shapes=None, model=None)
+    options = argparse.Namespace(shapes=None, model=None, training=False)
     with tuning.recording() as found:
         for p in tune_command.problems(options):
+            if isinstance(p, Training):
+                BackwardConfig(p.dtype, p.head_dim, p.head_dim)
+                continue
             rows = dict(group=p.group, seqlen_q=p.seqlen_q)
             lengths = Lengths(p.seqlen_q, p.seqlen_k, p.batch * p.heads_q)
             problem = dict(qkv_dtype=p.dtype, head_dim=p.head_dim, group=p.group, causal=p.causal)
@@ -221,7 +294,6 @@ def test_every_choice_with_candidates_is_asked_by_some_default_problem(monkeypat
             tuning.choose("parts", blocks=p.batch, keys=p.seqlen_k, sms=148)
             config_for(**problem | {"qkv_dtype": "e4m3", "head_dim": 128})
     wanted = {name for name, choice in choices.CHOICES.items() if choice.candidates}
-    wanted.remove("backward_pairs")  # tune times forward passes alone
     assert wanted <= {name for name, _ in found}
 
 
@@ -243,7 +315,7 @@ def test_what_is_not_known_is_named(tmp_path, flags, named):
 
 def test_shapes_of_a_file_are_problems_and_others_are_named(tmp_path):
     path = tmp_path / "shapes.toml"
-    options = argparse.Namespace(shapes=str(path), model=None)
+    options = argparse.Namespace(shapes=str(path), model=None, training=False)
     wrong = {
         "[[shape]]\nhead = 1\n": "head; accepted: batch",
         "[shape]\nbatch = 1\n": "accepted: [[shape]]",
@@ -254,7 +326,7 @@ def test_shapes_of_a_file_are_problems_and_others_are_named(tmp_path):
         with pytest.raises(ValueError) as raised:
             tune_command.problems(options)
         assert named in str(raised.value)
-    models = argparse.Namespace(shapes=None, model=["GPT-OSS"])
+    models = argparse.Namespace(shapes=None, model=["GPT-OSS"], training=False)
     assert {(p.head_dim, p.window) for p in tune_command.problems(models)} == {
         (64, None),
         (64, 127),

@@ -107,8 +107,9 @@ def tile(
 def await_sums(owner: cutlass.Constexpr, cta, slot: Slot, n: Int32):
     """Until the sums of the turn before have read P and dS: one has columns of its own, which the next overwrites."""
     if n > 0:
-        before = slot.previous(owner.slots[0])
-        cta.other_empty.wait(before.index, before.phase)
+        part = owner.last_of_tile_0
+        before = slot.previous(owner.slots[part])
+        cta.other_empty.wait(before.index + owner.first_slot(part), before.phase)
         tensor_memory.fence_after()
 
 
@@ -183,5 +184,5 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
             tile(cfg, owner, args, cta, thread, work, at, True)
         else:
             tile(cfg, owner, args, cta, thread, work, at, False)
-        slot, place = slot.next(owner.slots[0]), place.next(work)
+        slot, place = slot.next(owner.slots[owner.last_of_tile_0]), place.next(work)
     store.run(cfg, owner, args, cta, thread, work)

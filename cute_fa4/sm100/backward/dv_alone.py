@@ -14,21 +14,21 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from .operands import first_slots, next_slots, place_of_s, ring_index
-from .products import add, make
+from .products import add, await_summed, make
 from .work import Work
 
 
 @cute.jit
 def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
     """Every product of a CTA."""
-    slots, count = first_slots(0), work.count
+    slots, count = first_slots(owner, 0), work.count
     if count > 0:
         make(owner, cta, tmem, slots, 0, Int32(0))
         for n in cutlass.range(count, unroll=1):
             following = next_slots(owner, slots)
             if n + 1 < count:
                 make(owner, cta, tmem, following, 0, n + 1)
-            cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)
+            await_summed(owner, cta, slots, 1)
             place = place_of_s(owner, n)
             cta.p_ready.wait(place.index, place.phase)
             tensor_memory.fence_after()

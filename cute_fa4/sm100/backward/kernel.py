@@ -314,7 +314,7 @@ class BackwardKernel:
         if cutlass.const_expr(owner.subtracts):
             ones = cute.recast_ptr(base + smem.ones.offset, dtype=Int32)
             words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
-            subtracted.write_ones(words, cute.arch.thread_idx()[0], warps.threads)
+            subtracted.write_ones(owner, words, cute.arch.thread_idx()[0], warps.threads)
             cute.arch.fence_proxy("async.shared", space="cta")
         if cutlass.const_expr(owner.ctas > 1):
             allocate(owner.tmem_columns, address, warp, warps.mma)

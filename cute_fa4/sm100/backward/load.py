@@ -14,7 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
+from ...layouts.swizzle import ROWS_PER_PERIOD
 from ...tma import copies
+from ..blueprint.chip import F32_BYTES
 from . import operands, pair
 from .operands import OwnerArgs
 from .owner import STATS
@@ -44,25 +46,29 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
     operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
 
 
-def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, i: int):
-    """Tile i of the other side, where there is room."""
-    with_stats = owner.owns_keys and i == 0
-    nbytes = owner.slot_bytes(i) + owner.stats * 4 * with_stats
-    mbarrier = cta.other_full.arrive_and_expect(operands.ring_index(owner, slots, i), nbytes)
-    address = operands.ring_address(owner, cta, slots, i)
+def load_part(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, number: int):
+    """A part of a tile of the other side, where there is room."""
+    part = owner.parts[number]
+    i, numbers = part.tile, owner.stats_of(number)
+    nbytes = owner.slot_bytes(number) + numbers * F32_BYTES
+    mbarrier = cta.other_full.arrive_and_expect(operands.ring_index(owner, slots, number), nbytes)
+    address = operands.ring_address(owner, cta, slots, number)
     head = q_head(owner, work, place) if owner.owns_keys else kv_head(owner, args.sizes, work)
-    rows = other_rows(owner, work, place)
-    if owner.ctas > 1:
-        load_halves(cfg, owner, args, address, mbarrier, work, (rows, head), i)
-    else:
-        operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
-    if with_stats:
+    first, length, row = other_rows(owner, work, place)
+    operand, column = args.others[i], 0
+    if owner.ctas > 1 and part.made:
+        row = row + rank_row(owner, work)
+    elif owner.ctas > 1:
+        operand = args.summed[owner.results.index(i)]
+        column = work.rank * owner.summed_tile(i).cols
+    of = work.sequence
+    operands.load(cfg, operand, address, mbarrier, of, (first, length, row), head, column)
+    if numbers:
         line = work.sequence.stats_tile + line_of_tile(owner, place)
-        to = cta.stats_address + slots[0].index * (owner.stats * 4)
-        first = 0
+        to, first = operands.stats_address(owner, cta, slots, i), 0
         if owner.ctas > 1:
-            first = STATS + (row_in_line(owner, place, 0) + rank_row(owner, work)) * NUMBERS_A_ROW
-            copies.load_tile(args.parts, Float32, to, mbarrier, line, (head,), first)
+            group = (row_in_line(owner, place, 0) + rank_row(owner, work)) // ROWS_PER_PERIOD
+            copies.load_tile(args.parts, Float32, to, mbarrier, group, (i, line, head))
             return
         if owner.subtracts:
             first = STATS + row_in_line(owner, place, 0) * NUMBERS_A_ROW
@@ -74,34 +80,44 @@ def rank_row(owner, work: Work):
     return work.rank * owner.tiles[0].rows
 
 
-def load_halves(cfg, owner, args: OwnerArgs, address, mbarrier, work: Work, where: tuple, i: int):
-    """This CTA's halves of tile i. where: (rows of the whole tile, head)."""
-    (first, length, row), head = where
-    if i < len(owner.own_tiles):
-        own = first, length, row + rank_row(owner, work)
-        operands.load(cfg, args.others[i], address, mbarrier, work.sequence, own, head)
-    if i in owner.results:
-        operand, column = (
-            args.summed[owner.results.index(i)],
-            work.rank * owner.summed_tile(i).cols,
+def await_room(owner, cta, slots: tuple, number: int):
+    cta.other_empty.wait(operands.ring_index(owner, slots, number), slots[number].phase)
+
+
+def first_slots(owner) -> tuple:
+    """Where the first turn loads: a late part, which it leaves out, is a slot behind."""
+    return tuple(
+        slot.previous(slots) if part.late else slot
+        for slot, slots, part in zip(
+            operands.first_slots(owner, 1), owner.slots, owner.parts, strict=True
         )
-        to = address + owner.summed_offset(i)
-        rows = first, length, row
-        operands.load(cfg, operand, to, mbarrier, work.sequence, rows, head, column)
+    )
 
 
 @cute.jit
 def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, work: Work):
-    """Everything that a CTA copies in."""
-    slots, place = operands.first_slots(1), Place.of(work)
+    """Everything that a CTA copies in. before: the place of the turn before, for late parts."""
+    slots, place = first_slots(owner), Place.of(work)
+    before = place
     for n in cutlass.range(work.count, unroll=1):
-        for i in cutlass.range_constexpr(2):
-            cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)
-            if cutlass.const_expr(i < len(owner.own_tiles)):
-                if n == 0:
-                    load_own(cfg, owner, args, cta, work, i)
-            if cutlass.const_expr(i in owner.moved):
-                if n == owner.first_over_own(i):
-                    cta.own_moved.wait(owner.moved.index(i), 0)
-            load_other(cfg, owner, args, cta, work, place, slots, i)
-        slots, place = operands.next_slots(owner, slots), place.next(work)
+        for number in cutlass.range_constexpr(len(owner.parts)):
+            i = owner.parts[number].tile
+            if cutlass.const_expr(owner.parts[number].late):
+                if n > 0:
+                    await_room(owner, cta, slots, number)
+                    load_part(cfg, owner, args, cta, work, before, slots, number)
+            else:
+                await_room(owner, cta, slots, number)
+                if cutlass.const_expr(owner.parts[number].made):
+                    if n == 0:
+                        load_own(cfg, owner, args, cta, work, i)
+                    if cutlass.const_expr(i in owner.moved):
+                        if n == owner.first_over_own(i):
+                            cta.own_moved.wait(owner.moved.index(i), 0)
+                load_part(cfg, owner, args, cta, work, place, slots, number)
+        slots, before, place = operands.next_slots(owner, slots), place, place.next(work)
+    for number in cutlass.range_constexpr(len(owner.parts)):
+        if cutlass.const_expr(owner.parts[number].late):
+            if work.count > 0:
+                await_room(owner, cta, slots, number)
+                load_part(cfg, owner, args, cta, work, before, slots, number)

@@ -12,6 +12,7 @@ from cutlass._mlir.dialects import llvm
 
 from ...dtypes import DTYPES
 from ...layouts.scalars import minimum
+from ...layouts.swizzle import ROWS_PER_PERIOD
 from ...tma import copies
 from ...tma.tensor_maps import (
     TMAOperand,
@@ -24,9 +25,11 @@ from ...tma.tensor_maps import (
     make_operand,
     row_space,
 )
+from ..blueprint.chip import F32_BYTES
 from ..sync.pipelines import Slot
 from .listed import TileLists
-from .owner import GRANULE, ROWS
+from .owner import GRANULE, ROWS, STATS
+from .subtracted_sizes import CORE_BYTES
 from .work import Sequence, Sizes
 
 
@@ -68,12 +71,19 @@ def load_operands(cfg, depths: tuple, tensors: tuple, rows: int, ctas=(1, 1)) ->
 
 
 def parts_operand(owner, stats: cute.Tensor) -> TMAOperand:
-    """Numbers of one line of L and delta, which count in CTA 0 of a pair: a plain bulk copy counts in its own CTA."""
-    heads, lines, numbers = stats.shape
+    """Parts of L or of delta of a pair's rows, which count in CTA 0: a plain bulk copy counts in its own CTA.
+
+    The view: groups of eight rows, numbers of a group, L or delta, lines, heads.
+    """
+    heads, lines, _ = stats.shape
     of_head, of_line, _ = stats.layout.stride
-    layout = cute.make_layout((lines, numbers, heads), stride=(of_line, 1, of_head))
-    view = cute.make_tensor(stats.iterator, layout)
-    return make_line_operand(view, 1, owner.stats, cta_group=owner.ctas)
+    core = CORE_BYTES // F32_BYTES
+    layout = cute.make_layout(
+        (ROWS // ROWS_PER_PERIOD, core, 2, lines, heads), stride=(2 * core, 1, core, of_line, of_head)
+    )
+    view = cute.make_tensor(stats.iterator + STATS, layout)
+    groups = owner.tiles[0].rows // ROWS_PER_PERIOD
+    return make_line_operand(view, groups, core, cta_group=owner.ctas)
 
 
 def store_operand(cfg, tensor) -> TMAOperand:
@@ -110,24 +120,31 @@ def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, ch
     copies.store_tile(operand, dtype, address, at, further, first_column=column)
 
 
-def first_slots(phase: int) -> tuple[Slot, Slot]:
-    """Where both tiles of the ring begin. phase: 0 for who waits for tiles, 1 for who waits for room."""
-    return Slot(Int32(0), Int32(phase)), Slot(Int32(0), Int32(phase))
+def first_slots(owner, phase: int) -> tuple[Slot, ...]:
+    """Where the parts of the ring begin. phase: 0 for who waits for tiles, 1 for who waits for room."""
+    return tuple(Slot(Int32(0), Int32(phase)) for _ in owner.parts)
 
 
-def next_slots(owner, slots: tuple) -> tuple[Slot, Slot]:
+def next_slots(owner, slots: tuple) -> tuple[Slot, ...]:
     return tuple(slot.next(number) for slot, number in zip(slots, owner.slots, strict=True))
 
 
-def ring_index(owner, slots: tuple, i: int):
-    """The barrier of tile i."""
-    return slots[i].index + i * owner.slots[0]
+def ring_index(owner, slots: tuple, part: int):
+    """The barrier of a part."""
+    return slots[part].index + owner.first_slot(part)
 
 
-def ring_address(owner, cta, slots: tuple, i: int):
-    """Where tile i is."""
-    ring = i * owner.slots[0] * owner.slot_bytes(0)
-    return cta.ring_address + ring + slots[i].index * owner.slot_bytes(i)
+def ring_address(owner, cta, slots: tuple, part: int):
+    """Where a part is."""
+    ring = cta.ring_address + owner.ring_offset(part)
+    return ring + slots[part].index * owner.slot_bytes(part)
+
+
+def stats_address(owner, cta, slots: tuple, i: int):
+    """Where the numbers are that S (i = 0) or dP (i = 1) subtracts, or compute warps read."""
+    part = owner.made_part(i) if owner.ctas > 1 else 0
+    first = cta.stats_address + owner.stats_offset(part)
+    return first + slots[part].index * (owner.stats_of(part) * F32_BYTES)
 
 
 def place_of_s(owner, n) -> Slot:

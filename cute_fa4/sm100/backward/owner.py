@@ -21,8 +21,11 @@ written over S:
     dQ or dK of 256            | S, 64 | dP, 64 | dQ or dK, 256 | Q or K, 128 |
     dV of 256                  | S, 64 | next S, 64 | dV, 256 | K, 128        |
 
-In a pair of CTAs (pair.py) each has these columns for its own rows, and half of what the MMAs read of the other side:
-half of the rows for S and dP, half of the columns for sums. A slot of the ring has one after the other.
+In a pair of CTAs (pair.py) each has columns for its own rows, and half of what the MMAs read of the other side: half of
+the rows for S and dP, half of the columns for sums. dQ and dK of wide pairs have tiles of 128 rows of the other side:
+own tiles stay in shared memory, where a product then reads 48 of 64 cycles instead of 40 of 32.
+
+    dQ or dK of 256, pairs     | S, 128 | dP, 128 | dQ or dK, 256 |
 """
 
 from dataclasses import dataclass
@@ -48,9 +51,11 @@ ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in units of log2, then deltas
 # Head dims of q and k, and of v, up to which tensor memory has room for dK and dV.
 NARROW = 192, 128
-# Slots of tile 0 and of tile 1, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
+# Slots of each part of the ring, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
 RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1), (1, 1)
 RINGS_OF_PAIRS = (8, 8), (6, 6), (6, 4), *RINGS  # own tiles that move may take four slots
+# Of rows of tile 0, its columns, rows of tile 1: an own tile that moves may take two slots of the first.
+RINGS_OF_HALVES = (8, 8, 8), (3, 2, 2), (2, 2, 2), (2, 1, 1), (1, 1, 1)
 LANES = 32  # rows of a warp
 COLUMNS = 32  # of a tile, those of a compute thread: more warps hide the latencies of few
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
@@ -58,7 +63,7 @@ GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 
 @dataclass(frozen=True)
 class BackwardSmem(SmemMap):
-    """own: tiles that stay; ring: slots of tile 0, of tile 1; results overwrite both at the end; stats: of tile 0.
+    """own: tiles that stay; ring: slots of each part; results overwrite both at the end; stats: of tiles of queries.
 
     ones: constant operand of the MMAs that subtract L and delta (subtracted.py)
     distances: sums of the warps over equal distances, two buffers
@@ -71,6 +76,22 @@ class BackwardSmem(SmemMap):
     distances: Region
     mbarriers: Region
     tmem_address: Region
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a ring holds of the tiles of the other side, for one product or for two.
+
+    tile    0 or 1
+    made    S or dP reads it: all columns, in a pair half of the rows
+    summed  a sum reads it: all rows, in a pair half of the columns
+    late    it is loaded a turn later, when the tensor core has freed its place
+    """
+
+    tile: int
+    made: bool
+    summed: bool
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,12 @@ class Owner:
 
     @property
     def other_rows(self) -> int:
-        """Of a tile of the other side: 64 where tensor memory has no room for S and dP of 128 and own tiles."""
+        """Of a tile of the other side: 64 where tensor memory has no room for S and dP of 128 and own tiles.
+
+        In wide pairs that make dP own tiles stay in shared memory, and tiles of 128 rows read less of it.
+        """
+        if self.is_wide and self.ctas > 1 and self.has_dp:
+            return ROWS
         return ROWS // 2 if self.is_wide or self.results and sum(self.depths) > ROWS else ROWS
 
     @property
@@ -154,15 +180,45 @@ class Owner:
         """The bytes of tile i as operand of a sum: the rows are contracted. In a pair they are other bytes."""
         return MNMajorTile(self.other_rows, self.depths[i] // self.ctas)
 
-    def summed_offset(self, i: int) -> int:
-        """Where the operand of the sum begins in a slot of tile i: after the rows, if S or dP reads them."""
-        return self.tiles[i].nbytes if self.ctas > 1 and i < len(self.own_tiles) else 0
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the ring holds, in the order in which a turn loads it.
 
-    def slot_bytes(self, i: int) -> int:
-        """Of a slot of tile i."""
-        if self.ctas == 1:
-            return self.tiles[i].nbytes
-        return self.summed_offset(i) + (self.summed_tile(i).nbytes if i in self.results else 0)
+        >>> [(x.tile, x.made, x.summed) for x in Owner("queries", "bf16", (256, 256)).parts]
+        [(0, True, True), (1, True, False)]
+        >>> [(x.tile, x.made, x.summed) for x in Owner("queries", "bf16", (256, 256), pairs=True).parts]
+        [(0, True, False), (0, False, True), (1, True, False)]
+        """
+        out: list[Part] = []
+        for i in range(len(self.depths)):
+            made, summed = i < len(self.own_tiles), i in self.results
+            if self.ctas > 1 and made and summed:
+                out += [Part(i, True, False), Part(i, False, True, late=True)]
+            else:
+                out.append(Part(i, made, summed))
+        return tuple(out)
+
+    def made_part(self, i: int) -> int:
+        """Number of the part that S (0) or dP (1) reads."""
+        return next(j for j, part in enumerate(self.parts) if part.tile == i and part.made)
+
+    def summed_part(self, i: int) -> int:
+        """Number of the part that the sum of tile i reads."""
+        return next(j for j, part in enumerate(self.parts) if part.tile == i and part.summed)
+
+    @property
+    def last_of_tile_0(self) -> int:
+        """Number of the part of tile 0 that is read last."""
+        return max(j for j, part in enumerate(self.parts) if part.tile == 0)
+
+    def first_slot(self, part: int) -> int:
+        """Number of the first slot of a part among all."""
+        return sum(self.slots[:part])
+
+    def slot_bytes(self, part: int) -> int:
+        """Of a slot of a part."""
+        of = self.parts[part]
+        return (self.tiles[of.tile] if of.made else self.summed_tile(of.tile)).nbytes
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -196,10 +252,25 @@ class Owner:
 
     @property
     def stats(self) -> int:
-        """Numbers that come with a tile of queries: L, and where dS is made also delta, of 128, or parts of both."""
+        """Numbers that come with tile 0 of queries: L, and where dS is made also delta, of 128, or parts of both."""
         if self.subtracts:
             return self.tiles[0].rows * subtracted_sizes.NUMBERS_A_ROW
         return STATS if self.has_dp else ROWS
+
+    def stats_of(self, part: int) -> int:
+        """Numbers that come with a part. In a pair, parts of L come with what S reads, of delta with what dP reads."""
+        of = self.parts[part]
+        if self.ctas > 1:
+            return of.made * self.owns_keys * self.tiles[of.tile].rows * subtracted_sizes.NUMBERS_OF_PART
+        return self.stats * self.owns_keys * (of.tile == 0)
+
+    def stats_offset(self, part: int) -> int:
+        """Where the numbers of a part begin, in bytes."""
+        return self._stats_bytes(self.slots[:part])
+
+    def _stats_bytes(self, slots: tuple[int, ...]) -> int:
+        """Of so many slots of the first parts."""
+        return sum(number * self.stats_of(j) for j, number in enumerate(slots)) * F32_BYTES
 
     @property
     def apart(self) -> str | None:
@@ -244,8 +315,11 @@ class Owner:
         sizes = [tile.nbytes for tile in self.own_tiles]
         if i not in self.moved:
             return self.smem.own.offset + sum(sizes[j] for j in range(i) if j not in self.moved)
-        ring = sum(self.slots[j] * self.slot_bytes(j) for j in range(i + 1))
-        return self.smem.ring.offset + ring - sizes[i]
+        return self.smem.ring.offset + self.ring_offset(self.made_part(i) + 1) - sizes[i]
+
+    def ring_offset(self, part: int) -> int:
+        """Where the slots of a part begin in the ring."""
+        return sum(self.slots[j] * self.slot_bytes(j) for j in range(part))
 
     def first_over_own(self, i: int) -> int:
         """The first turn whose tile i is loaded over own tile i, which has moved.
@@ -254,7 +328,8 @@ class Owner:
         >>> keys.slots, keys.moved, keys.first_over_own(1)
         ((4, 4), (1,), 2)
         """
-        return self.slots[i] - self.own_tiles[i].nbytes // self.slot_bytes(i)
+        part = self.made_part(i)
+        return self.slots[part] - self.own_tiles[i].nbytes // self.slot_bytes(part)
 
     @property
     def p_place(self) -> tuple[int, int]:
@@ -298,24 +373,31 @@ class Owner:
     def barriers(self) -> BarrierTable:
         return self._barriers(self.slots)
 
-    def _barriers(self, slots: tuple[int, int]) -> BarrierTable:
+    def _barriers(self, slots: tuple[int, ...]) -> BarrierTable:
         counts = len(self.own_tiles), sum(slots), self.s_buffers
         moves = len(self.moved), self.apart
         table = barriers.table(self.warps, 1 in self.results, *counts, moves)
         return barriers.of_pair(table) if self.ctas > 1 else table
 
     @property
-    def slots(self) -> tuple[int, int]:
-        """Slots of the ring for tile 0 and tile 1: as many as shared memory has room for."""
-        rings = RINGS if self.ctas == 1 else RINGS_OF_PAIRS
+    def slots(self) -> tuple[int, ...]:
+        """Slots of each part of the ring: as many as shared memory has room for."""
+        of_two = RINGS if self.ctas == 1 else RINGS_OF_PAIRS
+        rings = RINGS_OF_HALVES if len(self.parts) > len(self.depths) else of_two
         fitting = (x for x in rings if self.smem_of(x).nbytes <= SMEM_CAPACITY_BYTES)
-        return next(fitting, RINGS[-1])
+        return next(fitting, rings[-1])
 
     @property
     def smem(self) -> BackwardSmem:
         return self.smem_of(self.slots)
 
-    def smem_of(self, slots: tuple[int, int]) -> BackwardSmem:
+    @property
+    def ones_bytes(self) -> int:
+        """Of the constant operand, where MMAs subtract."""
+        alone, of_pair = subtracted_sizes.ONES_BYTES, subtracted_sizes.ONES_BYTES_OF_PAIR
+        return of_pair if self.ctas > 1 else alone
+
+    def smem_of(self, slots: tuple[int, ...]) -> BackwardSmem:
         """Shared memory with so many slots."""
         table = self._barriers(slots)
         ring = sum(number * self.slot_bytes(i) for i, number in enumerate(slots))
@@ -323,8 +405,8 @@ class Owner:
         return BackwardSmem.of_sizes(
             own=sum(stay),
             ring=ring,
-            stats=slots[0] * self.stats * F32_BYTES * self.owns_keys,
-            ones=subtracted_sizes.ONES_BYTES * self.subtracts,
+            stats=self._stats_bytes(slots),
+            ones=self.ones_bytes * self.subtracts,
             distances=2 * self.tables * len(self.warps.compute) * self.span * F32_BYTES,
             mbarriers=align_up(table.total * MBARRIER_BYTES, 16),
             tmem_address=TMEM_ADDRESS_BYTES,

@@ -19,10 +19,9 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.umma_descriptors import InstructionDescriptor
-from ..blueprint.chip import F32_BYTES
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
-from . import subtracted
+from . import operands, subtracted
 from .operands import (
     OwnerArgs,
     first_slots,
@@ -49,7 +48,7 @@ def multiply(owner, cta, tmem, slots: tuple, i: int, to):
     """S (i = 0) or dP (i = 1) of own tile i and tile i of the ring, into columns from `to` on; both are ready."""
     tile, of_ring = owner.own_tiles[i], owner.tiles[i]
     own, high, steps = mma_tile(tile, cta.base + owner.own_offset(i), tile.num_steps)
-    ring = ring_address(owner, cta, slots, i)
+    ring = ring_address(owner, cta, slots, owner.made_part(i))
     other, other_high, other_steps = mma_tile(of_ring, ring, of_ring.num_steps)
     computes = instruction(owner, owner.other_rows)
     if i in owner.moved:
@@ -61,14 +60,14 @@ def multiply(owner, cta, tmem, slots: tuple, i: int, to):
         pairs = list(zip(steps, other_steps, strict=True))
         tensor_core.mma_ss(to, own, other, pairs, computes, high, other_high, accumulate=False)
     if owner.subtracts:
-        parts = cta.stats_address + slots[0].index * (owner.stats * F32_BYTES)
-        subtracted.subtract(owner, to, cta.ones_address, parts, of_dp=i == 1)
+        numbers = operands.stats_address(owner, cta, slots, i)
+        subtracted.subtract(owner, to, cta.ones_address, numbers, of_dp=i == 1)
 
 
 def add(owner, cta, tmem, slots: tuple, result: int, n):
     """A sum of turn n: dQ or dK (result 0) of dS and tile 0 of the ring, or dV (1) of P and tile 1. Frees the tile."""
     tile = owner.summed_tile(result)
-    ring = ring_address(owner, cta, slots, result) + owner.summed_offset(result)
+    ring = ring_address(owner, cta, slots, owner.summed_part(result))
     start, high, offsets = mma_tile(tile, ring, tile.num_steps)
     first, apart = owner.p_place if result else owner.ds_place
     if result:
@@ -78,7 +77,14 @@ def add(owner, cta, tmem, slots: tuple, result: int, n):
     computes = instruction(owner, tile.cols * owner.ctas, b_mn_major=True)
     column = tmem + owner.result_column(result)
     tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)
-    cta.other_empty.commit(ring_index(owner, slots, result))
+    cta.other_empty.commit(ring_index(owner, slots, owner.summed_part(result)))
+
+
+def await_summed(owner, cta, slots: tuple, result: int):
+    """Until the operand of a sum has come; what S or dP reads, too, has come before."""
+    part = owner.summed_part(result)
+    if not owner.parts[part].made:
+        cta.other_full.wait(ring_index(owner, slots, part), slots[part].phase)
 
 
 def columns_of_steps(groups: int, columns: int, apart: int) -> list[int]:
@@ -102,7 +108,8 @@ def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Co
             tensor_memory.fence_after()
         else:
             cta.own_full.wait(i, 0)
-    cta.other_full.wait(ring_index(owner, slots, i), slots[i].phase)
+    part = owner.made_part(i)
+    cta.other_full.wait(ring_index(owner, slots, part), slots[part].phase)
     if cutlass.const_expr(i == 1):
         multiply(owner, cta, tmem, slots, i, tmem + owner.dp_column)
         cta.dp_ready.commit(0)
@@ -111,8 +118,8 @@ def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Co
         multiply(owner, cta, tmem, slots, i, tmem + (owner.s_column + place * owner.other_rows))
         if cutlass.const_expr(owner.results):
             cta.s_ready.commit(place)
-    if cutlass.const_expr(i not in owner.results and owner.has_dp):
-        cta.other_empty.commit(ring_index(owner, slots, i))
+    if cutlass.const_expr(not owner.parts[part].summed and owner.has_dp):
+        cta.other_empty.commit(ring_index(owner, slots, part))
 
 
 @cute.jit
@@ -125,7 +132,7 @@ def run(
     work: Work,
 ):
     """Every product of a CTA."""
-    slots, count = first_slots(0), work.count
+    slots, count = first_slots(owner, 0), work.count
     if count > 0:
         make(owner, cta, tmem, slots, 0, Int32(0))
         make(owner, cta, tmem, slots, 1, Int32(0))
@@ -144,6 +151,7 @@ def run(
                 tensor_memory.fence_after()
                 if n + 1 < count:
                     make(owner, cta, tmem, following, 1, n + 1)
+            await_summed(owner, cta, slots, 0)
             cta.ds_ready.wait(0, n & 1)
             tensor_memory.fence_after()
             add(owner, cta, tmem, slots, 0, n)

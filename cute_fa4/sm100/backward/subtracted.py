@@ -21,6 +21,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 
+from ...layouts.scalars import choose
 from ...layouts.swizzle import CHUNK_BYTES, ROWS_PER_PERIOD, SWIZZLE_NONE
 from ...layouts.umma_descriptors import InstructionDescriptor, SmemDescriptor
 from ..instructions import tensor_core
@@ -56,10 +57,17 @@ def store(line: cute.Tensor, row, of_s, of_dp):
 
 
 @cute.jit
-def write_ones(words: cute.Tensor, thread, threads: cutlass.Constexpr):
+def write_ones(
+    owner: cutlass.Constexpr, words: cute.Tensor, thread, threads: cutlass.Constexpr
+):
     """The constant operand. words: Int32 of shared memory; thread: of so many."""
     one = 0x3F80  # in bf16
     row = (Int32(one << 16 | one), Int32(one), Int32(0), Int32(0))
+    if cutlass.const_expr(owner.ctas > 1):
+        if thread < 2 * ROWS_PER_PERIOD:
+            for i in cutlass.range_constexpr(WORDS):
+                words[thread * WORDS + i] = choose(thread < ROWS_PER_PERIOD, row[i], Int32(0))
+        return
     for block in cutlass.range_constexpr(3):
         for first in cutlass.range_constexpr(0, ROWS, threads):
             if first + thread < ROWS:
@@ -70,9 +78,14 @@ def write_ones(words: cute.Tensor, thread, threads: cutlass.Constexpr):
 
 def subtract(owner, tmem, ones_address, parts_address, of_dp: bool):
     """Add a step to S or dP in `tmem`: both addresses are of shared memory."""
-    ones = SmemDescriptor(0, BLOCK_BYTES, CORE_BYTES, SWIZZLE_NONE)
-    parts = SmemDescriptor(0, CORE_BYTES, 2 * CORE_BYTES, SWIZZLE_NONE)
-    block = ones_address + (0 if of_dp else BLOCK_BYTES)
+    block = ones_address
+    if owner.ctas > 1:
+        ones = SmemDescriptor(0, CORE_BYTES, 0, SWIZZLE_NONE)
+        parts = SmemDescriptor(0, 0, CORE_BYTES, SWIZZLE_NONE)
+    else:
+        ones = SmemDescriptor(0, BLOCK_BYTES, CORE_BYTES, SWIZZLE_NONE)
+        parts = SmemDescriptor(0, CORE_BYTES, 2 * CORE_BYTES, SWIZZLE_NONE)
+        block = block + (0 if of_dp else BLOCK_BYTES)
     a, b = (
         Int32(operand.low) + address // DESCRIPTOR_UNIT
         for operand, address in ((ones, block), (parts, parts_address))

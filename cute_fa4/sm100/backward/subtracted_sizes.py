@@ -9,3 +9,6 @@ NUMBERS_A_ROW = MMA_K_BYTES // 4  # float32 that take the place of the parts of 
 NUMBERS = ROWS * NUMBERS_A_ROW  # of a tile of queries
 BLOCK_BYTES = ROWS * CHUNK_BYTES
 ONES_BYTES = 3 * BLOCK_BYTES
+# In a pair, whose L and delta come apart, and whose constant rows all lie in one place.
+NUMBERS_OF_PART = CHUNK_BYTES // 4
+ONES_BYTES_OF_PAIR = 2 * CORE_BYTES

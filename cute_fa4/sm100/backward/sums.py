@@ -64,7 +64,7 @@ def line_of(args: OwnerArgs, number: int) -> cute.Tensor:
 @cute.jit
 def multiply(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
     """The MMA warp: S and dP of every tile, one commit for both, and one barrier after both have been read."""
-    slots, count = first_slots(0), work.count
+    slots, count = first_slots(owner, 0), work.count
     for n in cutlass.range(count, unroll=1):
         products.make(owner, cta, tmem, slots, 0, n)
         products.make(owner, cta, tmem, slots, 1, n)

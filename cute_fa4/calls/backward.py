@@ -33,6 +33,7 @@ from cute_fa4.operands import BLOCKS, LENGTHS_OF_SEQUENCES, NAMES
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.backward.owner import ROWS, STATS
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.sm100.pair.barriers import CTAS
 from cute_fa4.system.devices import target_of
 
 DTYPES = names_of(UNQUANTIZED)
@@ -141,6 +142,11 @@ def gradients(
              16 bits, except rows of no sequence and those of an empty call. None: new tensors, with zeros in such rows
     """
     call = Launch.of(attended, dout, dlse, scores)
+    target = target_of(attended.q.device)
+    of_call = call.attended, scores, dlse is not None, target.arch
+    accumulate = written is not None and written[0].dtype is torch.float32
+    config = config_of(*of_call, accumulate=accumulate)
+    call.require_grid(CTAS if config.pairs else 1)
     if written is None:
         new = torch.empty_like if call.attended.is_dense and not call.is_empty else torch.zeros_like
         written = tuple(new(x, memory_format=torch.contiguous_format) for x in attended[:3])
@@ -149,9 +155,6 @@ def gradients(
         dsink = _of_unmatched_sinks(call.attended, call.dlse, scores.sink)
         return Gradients(dq, dk, dv, dsink)
     in_memory = (x.view(y.shape) for x, y in zip(written, call.attended[:3], strict=True))
-    target = target_of(attended.q.device)
-    of_call = call.attended, scores, dlse is not None, target.arch
-    config = config_of(*of_call, accumulate=dq.dtype is torch.float32)
     stats = call.new_stats(config)
     with launching_on(attended.q.device):
         results = tuple(map(with_plain_strides, in_memory))
@@ -208,14 +211,18 @@ class Launch(NamedTuple):
         if not attended.is_dense:
             attended, dout, dlse = _packed(attended, dout, dlse)
         call = Launch(attended, dout, dlse, scores)
-        shape = tuple(attended.q.shape)
-        ctas = call.batch * shape[-2] * maximum(*(-(-rows // ROWS) for rows in call.longest))
+        call.require_grid(1)
+        return call
+
+    def require_grid(self, shared: int) -> None:
+        """ValueError for more CTAs than a grid has. shared: how many own rows together, all of which are launched."""
+        shape, rows = tuple(self.attended.q.shape), ROWS * shared
+        ctas = self.batch * shape[-2] * shared * maximum(*(-(-x // rows) for x in self.longest))
         if ctas > MAX_CTAS:
             raise ValueError(
                 f"q: shape {shape} takes a grid of {ctas} CTAs of {ROWS} rows in the backward pass; accepted: at most "
                 f"{MAX_CTAS}; split the call along batch"
             )
-        return call
 
     @property
     def batch(self) -> int:

@@ -46,7 +46,9 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
     operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
 
 
-def load_part(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, number: int):
+def load_part(
+    cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slots: tuple, number: int
+):
     """A part of a tile of the other side, where there is room."""
     part = owner.parts[number]
     i, numbers = part.tile, owner.stats_of(number)

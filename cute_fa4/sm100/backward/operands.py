@@ -79,7 +79,8 @@ def parts_operand(owner, stats: cute.Tensor) -> TMAOperand:
     of_head, of_line, _ = stats.layout.stride
     core = CORE_BYTES // F32_BYTES
     layout = cute.make_layout(
-        (ROWS // ROWS_PER_PERIOD, core, 2, lines, heads), stride=(2 * core, 1, core, of_line, of_head)
+        (ROWS // ROWS_PER_PERIOD, core, 2, lines, heads),
+        stride=(2 * core, 1, core, of_line, of_head),
     )
     view = cute.make_tensor(stats.iterator + STATS, layout)
     groups = owner.tiles[0].rows // ROWS_PER_PERIOD

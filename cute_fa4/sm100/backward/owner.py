@@ -261,7 +261,12 @@ class Owner:
         """Numbers that come with a part. In a pair, parts of L come with what S reads, of delta with what dP reads."""
         of = self.parts[part]
         if self.ctas > 1:
-            return of.made * self.owns_keys * self.tiles[of.tile].rows * subtracted_sizes.NUMBERS_OF_PART
+            return (
+                of.made
+                * self.owns_keys
+                * self.tiles[of.tile].rows
+                * subtracted_sizes.NUMBERS_OF_PART
+            )
         return self.stats * self.owns_keys * (of.tile == 0)
 
     def stats_offset(self, part: int) -> int:

@@ -84,7 +84,11 @@ def await_summed(owner, cta, slots: tuple, result: int):
     """Until the operand of a sum has come; what S or dP reads, too, has come before."""
     part = owner.summed_part(result)
     if not owner.parts[part].made:
-        cta.other_full.wait(ring_index(owner, slots, part), slots[part].phase)
+        await_part(owner, cta, slots, part)
+
+
+def await_part(owner, cta, slots: tuple, part: int):
+    cta.other_full.wait(ring_index(owner, slots, part), slots[part].phase)
 
 
 def columns_of_steps(groups: int, columns: int, apart: int) -> list[int]:
@@ -109,7 +113,7 @@ def make(owner: cutlass.Constexpr, cta, tmem: Int32, slots: tuple, i: cutlass.Co
         else:
             cta.own_full.wait(i, 0)
     part = owner.made_part(i)
-    cta.other_full.wait(ring_index(owner, slots, part), slots[part].phase)
+    await_part(owner, cta, slots, part)
     if cutlass.const_expr(i == 1):
         multiply(owner, cta, tmem, slots, i, tmem + owner.dp_column)
         cta.dp_ready.commit(0)

@@ -57,9 +57,7 @@ def store(line: cute.Tensor, row, of_s, of_dp):
 
 
 @cute.jit
-def write_ones(
-    owner: cutlass.Constexpr, words: cute.Tensor, thread, threads: cutlass.Constexpr
-):
+def write_ones(owner: cutlass.Constexpr, words: cute.Tensor, thread, threads: cutlass.Constexpr):
     """The constant operand. words: Int32 of shared memory; thread: of so many."""
     one = 0x3F80  # in bf16
     row = (Int32(one << 16 | one), Int32(one), Int32(0), Int32(0))

@@ -76,21 +76,22 @@ DEFECTS = {
         "causal",
     ),
     "dP waits for the tile of S": Defect(
-        "products", "ring_index(owner, slots, i), slots[i].phase",
-        "ring_index(owner, slots, 0), slots[0].phase", "causal",
+        "products", "    part = owner.made_part(i)\n    await_part(owner, cta, slots, part)",
+        "    part = owner.made_part(i)\n    await_part(owner, cta, slots, 0)", "causal",
     ),
     "dP waits for the own tile of S": Defect("products", "own_full.wait(i, 0)", "own_full.wait(0, 0)", "widest"),
     "S is raised for dP": Defect("products", "cta.dp_ready.commit(0)", "cta.s_ready.commit(0)", "causal"),
     "a tile is free before it is added": Defect(
         "products",
         "tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)\n"
-        "    cta.other_empty.commit(ring_index(owner, slots, result))\n",
-        "cta.other_empty.commit(ring_index(owner, slots, result))\n"
+        "    cta.other_empty.commit(ring_index(owner, slots, owner.summed_part(result)))\n",
+        "cta.other_empty.commit(ring_index(owner, slots, owner.summed_part(result)))\n"
         "    tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate=n > 0)\n",
         "causal",
     ),
     "the other slot is free": Defect(
-        "products", "ring_index(owner, slots, result)", "ring_index(owner, next_slots(owner, slots), result)", "causal",
+        "products", "ring_index(owner, slots, owner.summed_part(result))",
+        "ring_index(owner, next_slots(owner, slots), owner.summed_part(result))", "causal",
     ),
     "done before every dK": Defect(
         "products", "            add(owner, cta, tmem, slots, 0, n)\n",
@@ -98,13 +99,15 @@ DEFECTS = {
         "causal",
     ),
     "the last tile is skipped": Defect("products", "cutlass.range(count,", "cutlass.range(count - 1,", "causal"),
-    "loads wait for what is free": Defect("load", "first_slots(1)", "first_slots(0)", "causal"),
+    "loads wait for what is free": Defect(
+        "load", "first_slots(owner, 1)", "first_slots(owner, 0)", "causal",
+    ),
     "loads do not wait": Defect(
-        "load", "            cta.other_empty.wait(operands.ring_index(owner, slots, i), slots[i].phase)\n",
-        "", "causal",
+        "load", "    cta.other_empty.wait(operands.ring_index(owner, slots, number), slots[number].phase)\n",
+        "    pass\n", "causal",
     ),
     "numbers are not announced": Defect(
-        "load", "owner.slot_bytes(i) + owner.stats * 4 * with_stats", "owner.slot_bytes(i)", "causal",
+        "load", "owner.slot_bytes(number) + numbers * F32_BYTES", "owner.slot_bytes(number)", "causal",
     ),
     "results before they are complete": Defect("store", "        cta.done.wait(0, 0)\n", "", "causal"),
     "no fence before results": Defect("store", "        tensor_memory.fence_after()\n", "", "causal"),
@@ -136,18 +139,19 @@ DEFECTS = {
         "compute", "ROWS + row_in_line(", "row_in_line(", "soft cap",
     ),
     "compute stays at slot 0": Defect(
-        "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)", "place = place.next(work)", "soft cap",
+        "compute", "slot, place = slot.next(owner.slots[owner.last_of_tile_0]), place.next(work)",
+        "place = place.next(work)", "soft cap",
     ),
     "masks stay at the first tile": Defect(
-        "compute", "slot, place = slot.next(owner.slots[0]), place.next(work)",
-        "slot = slot.next(owner.slots[0])", "causal",
+        "compute", "slot, place = slot.next(owner.slots[owner.last_of_tile_0]), place.next(work)",
+        "slot = slot.next(owner.slots[owner.last_of_tile_0])", "causal",
     ),
     "dS of the second warpgroup elsewhere": Defect(
         "products", "group * apart + at", "group * columns + at", "causal",
     ),
     "sums read slot 0": Defect(
-        "products", "ring_address(owner, cta, slots, result)",
-        "ring_address(owner, cta, first_slots(0), result)", "causal",
+        "products", "ring_address(owner, cta, slots, owner.summed_part(result))",
+        "ring_address(owner, cta, first_slots(owner, 0), owner.summed_part(result))", "causal",
     ),
     "numbers of the first sequence": Defect(
         "load", "work.sequence.stats_tile + line_of_tile(owner, place)", "line_of_tile(owner, place)", "window",
@@ -369,14 +373,16 @@ DEFECTS = {
     ),
     # --- a ring for each tile of the other side
     "a tile that was added is never free": Defect(
-        "products", "    cta.other_empty.commit(ring_index(owner, slots, result))\n", "", "causal",
+        "products", "    cta.other_empty.commit(ring_index(owner, slots, owner.summed_part(result)))\n", "", "causal",
     ),
     "V is never free where queries are owned": Defect(
-        "products", "        cta.other_empty.commit(ring_index(owner, slots, i))\n", "        pass\n", "causal",
+        "products", "        cta.other_empty.commit(ring_index(owner, slots, part))\n", "        pass\n", "causal",
     ),
-    "the ring of V begins in that of K": Defect("operands", "i * owner.slots[0] * owner", "i * owner", "causal"),
+    "the ring of V begins in that of K": Defect(
+        "operands", "ring_address + owner.ring_offset(part)", "ring_address", "causal",
+    ),
     "both rings share barriers": Defect(
-        "operands", "slots[i].index + i * owner.slots[0]", "slots[i].index + i", "causal",
+        "operands", "slots[part].index + owner.first_slot(part)", "slots[part].index + part", "causal",
     ),
     "the ring of V is as long as that of K": Defect(
         "operands", "zip(slots, owner.slots, strict", "zip(slots, owner.slots[:1] * 2, strict", "widest",

@@ -9,14 +9,15 @@ from tests.sm100.backward.damaged import Defect
 OPERANDS = {
     # --- dS in columns of its own, and own tiles in tensor memory
     "dS is written over one that is read": Defect(
-        "compute", "        cta.other_empty.wait(before.index, before.phase)", "        pass", "causal",
+        "compute", "        cta.other_empty.wait(before.index + owner.first_slot(part), before.phase)", "        pass",
+        "causal",
     ),
     "no fence before the next dS": Defect(
         "compute", "before.phase)\n        tensor_memory.fence_after()\n", "before.phase)\n", "causal",
     ),
     "dS waits for the sum of two turns before": Defect(
-        "compute", "slot.previous(owner.slots[0])\n",
-        "slot.previous(owner.slots[0]).previous(owner.slots[0])\n", "causal",
+        "compute", "slot.previous(owner.slots[part])\n",
+        "slot.previous(owner.slots[part]).previous(owner.slots[part])\n", "causal",
     ),
     "dS over dP, which is made again": Defect(
         "owner", '"dS":\n            return 2 * self.other_rows', '"dS":\n            return self.dp_column', "causal",
@@ -73,10 +74,16 @@ OPERANDS = {
         "load", "wait(owner.moved.index(i), 0)", "wait(0, 0)", "causal",
     ),
     "the first slot over an own tile is not": Defect(
-        "owner", "self.slots[i] - self.own_tiles[i].nbytes // self.slot_bytes(i)", "self.slots[i] - 1", "causal",
+        "owner", "self.slots[part] - self.own_tiles[i].nbytes // self.slot_bytes(part)",
+        "self.slots[part] - 1", "causal",
     ),
-    "own tiles are in the ring of the first": Defect("owner", "j in range(i + 1))", "j in range(1))", "causal"),
-    "an own tile in the middle of its ring": Defect("owner", "ring - sizes[i]", "ring - 2 * sizes[i]", "causal"),
+    "own tiles are in the ring of the first": Defect(
+        "owner", "ring_offset(self.made_part(i) + 1)", "ring_offset(1)", "causal",
+    ),
+    "an own tile in the middle of its ring": Defect(
+        "owner", "(self.made_part(i) + 1) - sizes[i]",
+        "(self.made_part(i) + 1) - 2 * sizes[i]", "causal",
+    ),
     "an own tile that stays is after one that has moved": Defect(
         "owner", "range(i) if j not in self.moved)", "range(i))", "widest",
     ),
@@ -88,8 +95,14 @@ OPERANDS = {
     "no step subtracts L and delta": Defect("products", "if owner.subtracts:", "if False:", "causal"),
     "delta from S": Defect("products", "of_dp=i == 1", "of_dp=True", "causal"),
     "L from dP": Defect("products", "of_dp=i == 1", "of_dp=False", "causal"),
-    "parts of slot 0": Defect("products", "slots[0].index * (owner.stats * F32_BYTES)", "0", "causal"),
-    "parts are loaded into slot 0": Defect("load", "slots[0].index * (owner.stats * 4)", "0", "causal"),
+    "parts of slot 0": Defect(
+        "products", "stats_address(owner, cta, slots, i)",
+        "stats_address(owner, cta, first_slots(owner, 0), i)", "causal",
+    ),
+    "parts are loaded into slot 0": Defect(
+        "load", "stats_address(owner, cta, slots, i)",
+        "stats_address(owner, cta, operands.first_slots(owner, 0), i)", "causal",
+    ),
     "L and delta for their parts": Defect("load", "STATS + row_in_line", "row_in_line", "causal"),
     "one part": Defect("subtracted", "PARTS = 3", "PARTS = 1", "far below"),
     "parts are added": Defect("delta", "-power / scale_log2", "power / scale_log2", "causal"),

@@ -32,7 +32,7 @@ PAIRS = {
     "copies of columns count in their own CTA": Defect(
         "kernel", "[owner.ctas] * len(of_sums)", "[1] * len(of_sums)", "pairs",
     ),
-    "numbers of CTA 1 count there": Defect("operands", "owner.stats, cta_group=owner.ctas", "owner.stats", "pairs"),
+    "numbers of CTA 1 count there": Defect("operands", "core, cta_group=owner.ctas", "core", "pairs"),
     "own tiles that move count in CTA 0": Defect(
         "kernel", "1 if i in owner.moved else group", "group", "pairs",
     ),
@@ -55,7 +55,40 @@ PAIRS = {
     # --- halves
     "both CTAs load the first rows": Defect("load", "row + rank_row(owner, work)\n", "row\n", "pairs"),
     "both CTAs load the first columns": Defect("load", "work.rank * owner.summed_tile(i).cols", "0", "pairs"),
-    "sums read rows": Defect("products", " + owner.summed_offset(result)", "", "pairs"),
+    "sums read rows": Defect(
+        "products", "ring_address(owner, cta, slots, owner.summed_part(result))",
+        "ring_address(owner, cta, slots, owner.made_part(0))", "pairs",
+    ),
+    # --- parts of the ring
+    "columns are not awaited": Defect(
+        "products", "            await_summed(owner, cta, slots, 0)\n", "            pass\n", "pairs",
+    ),
+    "columns of the turn itself": Defect(
+        "load", "                    load_part(cfg, owner, args, cta, work, before, slots, number)\n",
+        "                    load_part(cfg, owner, args, cta, work, place, slots, number)\n", "pairs",
+    ),
+    "the last columns are not loaded": Defect(
+        "load", "            if work.count > 0:",
+        "            if work.count > 1 << 20:", "pairs",
+    ),
+    "rows are free after the sum": Defect(
+        "products", "(not owner.parts[part].summed and owner.has_dp)", "(False)", "pairs",
+    ),
+    "tile 0 is free when its rows are": Defect("owner", "return max(j for j", "return min(j for j", "pairs, 128"),
+    # --- L and delta
+    "L for delta": Defect("load", "group, (i, line, head)", "group, (0, line, head)", "pairs"),
+    "L and delta in one place": Defect(
+        "operands", "cta.stats_address + owner.stats_offset(part)",
+        "cta.stats_address", "pairs",
+    ),
+    "ones without zeros": Defect(
+        "subtracted", "thread < ROWS_PER_PERIOD, row[i], Int32(0)",
+        "thread < 99, row[i], Int32(0)", "pairs",
+    ),
+    "groups of ones lie apart": Defect(
+        "subtracted", "SmemDescriptor(0, CORE_BYTES, 0, SWIZZLE_NONE)",
+        "SmemDescriptor(0, CORE_BYTES, CORE_BYTES, SWIZZLE_NONE)", "pairs",
+    ),
     "both CTAs subtract the first numbers": Defect(
         "load", "row_in_line(owner, place, 0) + rank_row(owner, work)", "row_in_line(owner, place, 0)", "pairs",
     ),

@@ -60,6 +60,8 @@ PROBLEMS = {
     "widest": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
     # three blocks on each side, so that CTA 1 of the second pair has no rows; two heads
     "pairs": Problem(300, 290, heads=(2, 1), depths=(256, 256), window=(None, 0)),
+    # own tiles move, dS has columns of its own, and rings of eight turn
+    "pairs, 128": Problem(300, 1100, heads=(2, 1), window=(None, 0)),
     # no product lies between the allocation of tensor memory and its end
     "pairs that see nothing": Problem(10, 300, depths=(256, 256), window=(None, -280)),
     # float32 of dV takes 128 KiB, over the ring alone: K has moved
@@ -71,7 +73,7 @@ PROBLEMS = {
     # log-sum-exps so large that 8 of their bits are far from enough
     "3,000 nats": Problem(130, 140),
 }
-PAIRED = ("pairs", "pairs that see nothing")  # on pairs of CTAs
+PAIRED = ("pairs", "pairs, 128", "pairs that see nothing")  # on pairs of CTAs
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
 RAGGED = {

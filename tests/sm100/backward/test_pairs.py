@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cute_fa4 import emulator, masks
-from cute_fa4.calls.backward import Scores
+from cute_fa4.calls.backward import Attended, Launch, Scores, gradients
 from cute_fa4.compiler.policy import PAIR_VARIABLE
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import tuning
@@ -24,7 +24,7 @@ CAUSAL = (None, 0)
 WIDE = dict(depths=(256, 256))
 
 PROBLEMS = {
-    # three blocks on each side: CTA 1 of the second pair has no rows; rings of three and of six turn
+    # three blocks on each side: CTA 1 of the second pair has no rows; every part of the rings turns
     "an odd number of blocks": Problem(300, 320, heads=(2, 1), window=CAUSAL, **WIDE),
     "one row and one key": Problem(1, 1, **WIDE),
     # blocks of 128 rows see tiles that their neighbours do not: whole tiles are masked in one CTA of a pair
@@ -37,6 +37,10 @@ PROBLEMS = {
     "head dims that are padded": Problem(150, 140, depths=(200, 232), window=CAUSAL),
     # rings of eight turn twice; both own tiles of dq move, and dS has columns of its own; dK and dV on CTAs alone
     "head dim 128": Problem(300, 1100, heads=(2, 1), window=CAUSAL),
+    # tiles of 128 rows; Q or K moves, dS has columns of its own, and rings of three and of two turn
+    "a narrow sum of wide heads": Problem(140, 520, depths=(128, 256), window=CAUSAL),
+    # all four tiles of the other side have two slots, and dO is narrow
+    "a narrow dO": Problem(140, 300, depths=(256, 64)),
     # dv on pairs, dq and dk alone: half of 192 columns is no whole chunk
     "kernels of both kinds": Problem(150, 200, depths=(192, 256), window=CAUSAL),
 }
@@ -71,12 +75,12 @@ def further() -> dict:
     """Options of a call with the sizes of FUNCTIONS, by name."""
     shape = FUNCTIONS.batch, FUNCTIONS.heads[0], FUNCTIONS.seqlen_q
     dlse = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    of_masks = "a mask_mod", "causal chunks"
-    with_masks = {name: dict(scores=CASES[name][0], **CASES[name][1]) for name in of_masks}
+    of_cases = "a mask_mod", "causal chunks", "sinks", "sinks of rows without keys"
+    with_cases = {name: dict(scores=CASES[name][0], **CASES[name][1]) for name in of_cases}
     return {
         "float32 sums": dict(sums=1.0),
         "a gradient of the log-sum-exp": dict(dlse=dlse),
-        **with_masks,
+        **with_cases,
     }
 
 
@@ -120,6 +124,19 @@ def test_pairs_of_a_b300_have_the_bits_of_its_ctas_alone(monkeypatch):
     tensors = Problem(140, 150, window=CAUSAL, **WIDE).tensors()
     alone, pairs = alone_and_in_pairs(monkeypatch, lambda: run(*tensors, CAUSAL))
     assert all(a.equal(b) for a, b in zip(alone, pairs, strict=True))
+
+
+def test_a_grid_of_pairs_counts_both_ctas_of_the_last_one():
+    """2^30 heads of one query are 2^30 CTAs alone, and 2^31 in pairs: one more than a grid has."""
+    q, k, v, dout = (
+        torch.zeros(1, 1, 1, 256, dtype=torch.bfloat16).expand(1 << 22, 1, 1 << 8, 256)
+        for _ in range(4)
+    )
+    of = Attended(q, k, v, dout, torch.zeros(1, 1, 1).expand(1 << 22, 1 << 8, 1))
+    call = Launch.of(of, dout, None, Scores(1.0))
+    call.require_grid(1)
+    with pytest.raises(ValueError, match=f"a grid of {1 << 31} CTAs of 128 rows"):
+        gradients(of, dout, None, Scores(1.0))
 
 
 def kernels_on_pairs(*args, **options) -> list[bool]:

@@ -7,13 +7,14 @@ from tests.sm100.backward.damaged import Defect
 
 WIDE = {
     "dO is not awaited": Defect(
-        "dv_alone", "cta.other_full.wait(ring_index(owner, slots, 1), slots[1].phase)", "pass", "widest",
+        "dv_alone", "await_summed(owner, cta, slots, 1)", "pass", "widest",
     ),
     "P is not awaited before dV alone": Defect(
         "dv_alone", "cta.p_ready.wait(place.index, place.phase)", "pass", "widest",
     ),
     "Q is free before L is read": Defect(
-        "products", "(i not in owner.results and owner.has_dp)", "(i not in owner.results)", "soft cap, widest",
+        "products", "(not owner.parts[part].summed and owner.has_dp)",
+        "(not owner.parts[part].summed)", "soft cap, widest",
     ),
     "Q is never free": Defect(
         "dv_alone", "cta.other_empty.commit(ring_index(owner, slots, 0))", "pass", "widest",

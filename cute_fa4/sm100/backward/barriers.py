@@ -33,7 +33,7 @@ from ..pair.barriers import by_warps_of_both
 WARPGROUP = 4  # warps: 128 rows
 PAIR = "pair"  # the tiles of an owner
 MOVED = "moved"  # own tiles that move to tensor memory
-RING = "ring"  # the slots of tile 0, then those of tile 1
+RING = "ring"  # the slots of each part (Owner.parts)
 S = "s"  # the places of S
 READ_OR_WRITTEN = "s_read", "p_ready", "dp_read", "ds_ready"  # by compute warps, for MMAs
 
@@ -68,7 +68,7 @@ class Warps:
 def table(
     warps: Warps, stores_p: bool, own: int, slots: int, places: int, moves: tuple
 ) -> BarrierTable:
-    """The table of one of the kernels. own: own tiles; slots: of the ring, of both tiles; places: of S.
+    """The table of one of the kernels. own: own tiles; slots: of all parts of the ring; places: of S.
 
     moves: how many own tiles move to tensor memory, and which of P and dS has columns of its own
     """

@@ -3,11 +3,12 @@
     own 0 | other 0 of the first tile | own 1 | other 1 of the first tile | other 0, other 1 of the next ...
 
 The first product needs own 0 and other 0, the second one the rest. Where keys are owned, L and delta of the queries
-come with other 0, on the same barrier.
+come with other 0, on the same barrier; in a pair L with the rows for S, and delta with those for dP.
 
 Own tiles that move to tensor memory (own_tile.py) take the last slots of their ring, which wait for the move.
 
-In a pair (pair.py) a CTA loads its half of the rows for S or dP, and its half of the columns for a sum, into one slot.
+In a pair (pair.py) a CTA loads its half of the rows for S or dP, and its half of the columns for a sum, as parts of
+their own. Columns come a turn later: in the order in which the tensor core frees single places (Owner.parts).
 """
 
 import cutlass

@@ -51,7 +51,7 @@ class OwnerArgs:
     summed: tuple[
         TMAOperand, ...
     ] = ()  # in a pair: halves of the columns of `others`, one for each of Owner.results
-    parts: TMAOperand | None = None  # in a pair whose MMAs subtract L and delta: lines of `stats`
+    parts: TMAOperand | None = None  # in a pair whose MMAs subtract: parts of L or of delta in `stats`
 
 
 def load_operands(cfg, depths: tuple, tensors: tuple, rows: int, ctas=(1, 1)) -> tuple:

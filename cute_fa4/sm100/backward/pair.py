@@ -2,11 +2,17 @@
 
     own rows, M = 256             CTA 0, which issues the MMAs     CTA 1
     own tiles, S, dP, results     rows 0..127                      rows 128..255, in tensor memory of their own
-    S, dP: tile of 64 rows        rows 0..31                       rows 32..63, all columns
-    sums: tile of d columns       columns 0..d/2 - 1               columns d/2..d - 1, all 64 rows
+    S, dP: tile of n rows         rows 0..n/2 - 1                  rows n/2..n - 1, all columns
+    sums: tile of d columns       columns 0..d/2 - 1               columns d/2..d - 1, all n rows
 
 An MMA of M = 256 reads operand B from both CTAs. A tile that S or dP reads and a sum, too, comes in both forms: three
 quarters of its bytes. So a CTA copies less, and the tensor core reads half as much of the ring from its shared memory.
+
+The forms are parts of the ring (Owner.parts), because their lives differ. At head dim 256 a part of 32 KiB has one
+place, and is loaded while the tensor core makes two other products:
+
+    mma      S[n+1]           dQ[n]            dP[n+1]          S[n+2]           dQ[n+1] ...
+    load     V[n+2] rows      K[n+2] rows      K[n+1] columns   V[n+3] rows      in the place that was just read
 
     who                  raises                                          in
     load warp of CTA 0   other_full, own_full of tiles that stay         its own CTA: the bytes of both

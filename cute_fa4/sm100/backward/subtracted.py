@@ -15,6 +15,11 @@ Both are K-major without swizzle, cores of 8 rows of 16 bytes. delta.py writes a
 the MMA reads it: the parts of L for eight rows, then the parts of delta for these rows, then the next eight rows. Every
 row of keys holds the same numbers. Shared memory has three blocks of 128 rows of 16 bytes: zeros, ones, zeros. S reads
 the last two, dP the first two.
+
+In a pair, parts of L and of delta come apart, because S and dP are made a turn apart. A row of either has eight values,
+which the MMA reads twice (leading offset 0): with ones, then with zeros. All groups of eight rows of keys are one
+(stride 0), so the constant operand takes 256 bytes, and shared memory has room for tiles of 128 rows. On an H200, wgmma
+reads such operands as the descriptor says and at full speed (benchmarks/hopper_strides.cu).
 """
 
 import cutlass

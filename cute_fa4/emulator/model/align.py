@@ -16,7 +16,8 @@ and the cheapest such walk is its path:
     matched out of source order          a little: ptxas keeps the order of the source (ORDER_COST)
     matched differently than before      a little: an instruction comes from one PTX line (TIE_COST)
     in the SASS but not in the events    high (UNMATCHED_COST), less under a guard: a retry of a
-                                         wait, or the expansion of tcgen05.alloc
+                                         wait, or the expansion of tcgen05.alloc; none for a load of
+                                         which every lane may be off
     event without an instruction         high; afterwards an error for events of SYNCHRONISING
 
 Among paths of equal cost the shortest wins, so slow paths without events (denormals) are not taken. uncounted.py finds
@@ -79,6 +80,8 @@ SYNCHRONISING = {
 UNMATCHED_COST = 60.0
 LOST = 3  # events in a row: ptxas writes mbarrier.init, of 32 mbarriers each, as a store to shared memory
 GUARDED_COST = 5.0
+# A load with every lane off leaves no event, and one turn of a loop may issue dozens of such loads.
+GUARDED_LOAD_COST = 0.0
 ORDER_COST = 8.0
 TIE_COST = 4.0
 INSTRUCTION_COST = 1e-3
@@ -296,6 +299,8 @@ class _Aligner:
                     after[position] = (cost, matches)
 
             skip = GUARDED_COST if ins.guard else UNMATCHED_COST
+            if ins.guard and kind == "gload":
+                skip = GUARDED_LOAD_COST
             for position, (cost, matches) in states.items():
                 offer(position, cost + skip, matches)
                 # The event itself, or the one after events that no instruction stands for.

@@ -93,8 +93,13 @@ class Machine:
         self.slowdowns = slowdowns if max(slowdowns) > 1 else None
         self._decoded: dict[int, tuple] = {}
 
-    def program(self, path: Path, codes: dict[int, ControlCode]) -> list[tuple]:
-        """A path as the loop of run() wants it: one tuple an instruction."""
+    def program(
+        self, path: Path, codes: dict[int, ControlCode], loads_known: bool = False
+    ) -> list[tuple]:
+        """A path as the loop of run() wants it: one tuple an instruction.
+
+        loads_known: loads from global memory have events; one without an event has every lane off, and waits for none
+        """
         out = []
         for step in path:
             address = step.instruction.address
@@ -108,6 +113,9 @@ class Machine:
                 )  # fmt: skip
                 self._decoded[address] = known
             event = step.event
+            off = loads_known and event is None and step.instruction.guard
+            if off and step.instruction.name == "LDG":
+                known = (*known[:6], known[7], known[7])
             if event is not None and event.kind == "wgmma":
                 # The last MMA of a group carries the group's scoreboard.
                 last = "gsb0" in step.instruction.operands
@@ -133,8 +141,9 @@ class _Run:
         self.first_copies = FirstCopies(start, value["lat_global"])
         self.machine = machine
         self.ctas = sorted({cta for cta, _ in paths})
+        loads_known = any(e.kind == "gload" for events in trace.warps.values() for e in events)
         self.warps = [
-            _Warp(name, path, machine.program(path, codes), name[1] % SUB_PARTITIONS)
+            _Warp(name, path, machine.program(path, codes, loads_known), name[1] % SUB_PARTITIONS)
             for name, path in sorted(paths.items())
         ]
         self.threads = 32 * sum(1 for cta, _ in paths if cta == self.ctas[0])

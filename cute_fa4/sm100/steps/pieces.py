@@ -13,6 +13,7 @@ from . import row_math
 
 WORDS = 4  # of a piece
 TO_BF16 = (CUDA_VERSION.major, CUDA_VERSION.minor) >= (13, 2)  # whether PTX converts to bf16
+EVEN_NIBBLES = 0x0F0F0F0F
 HALVES = {FP16.name: "f16x2", BF16.name: "bf16x2"}
 
 
@@ -59,15 +60,6 @@ def store_word(address, word):
     _store("st.shared.b32 [$0], $1;", address, word)
 
 
-def store_half(address, word):
-    """The lower 16 bits of a word to shared memory."""
-    _store(
-        "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $1;\nst.shared.b16 [$0], low;\n}",
-        address,
-        word,
-    )
-
-
 def _store(text: str, address, word):
     llvm.inline_asm(
         None,
@@ -83,6 +75,17 @@ def _store(text: str, address, word):
 def permuted(first, second, selector: int) -> Int32:
     """Bytes of two words, chosen by the hexadecimal digits of a selector: 0 to 3 of the first, 4 to 7 of the second."""
     return _words(f"prmt.b32 $0, $1, $2, {selector:#x};", [first, second], 1, False)[0]
+
+
+def exchanged_nibbles(first, second) -> tuple:
+    """Two words of 4-bit numbers -> one of their even numbers, one of the odd ones: `first` has the low half of a byte.
+
+    PTX ISA, "lop3": bit by bit the first source where the mask is set, else the second.
+    """
+    selected = f"lop3.b32 $0, $1, $2, {EVEN_NIBBLES:#x}, 0xe4;"
+    first, second = Int32(first), Int32(second)
+    even = _words(selected, [first, second << 4], 1, False)[0]
+    return even, _words(selected, [first >> 4, second], 1, False)[0]
 
 
 def as_fp16(words: list, dtype: str) -> list:

@@ -2,13 +2,14 @@
 
 barrier       number  raised by                              awaited by  means
 q_full        1       load 1 (+ bytes)                       dequantize  the Q tile is in shared memory
-q_free        1       mma 1 (commit)                         load        the last S of this Q is made
+q_free        1       mma 1 (commit)                         dequantize  the last S of this Q is made
 s_ready       2       mma 1 (commit)                         softmax     S is made
 p_ready       1       softmax 128                            mma         P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)                         softmax     O is complete so far, P is read
 kv_full       13      load 1 (+ bytes)                       dequantize  the K or V tile is ready
 kv_empty      13      dequantize 128                         load        the slot has been read
 q_wide        2       dequantize 128                         softmax     the scales of bf16 rows are ready
+q_taken       1       dequantize 128                         load        Q has been read where it arrived
 q_ready       1       dequantize 128                         mma         Q is ready as fp16
 k_wide        2       dequantize 128                         mma         K is ready as fp16
 k_free        2       mma 1 (commit)                         dequantize  S is made
@@ -20,21 +21,23 @@ work_claimed  1       load 1 (+ bytes)                       load        the ans
 
 The warp that copies V (roles/values.py) also waits for kv_empty and work_ready, and its 32 threads arrive on work_read.
 At the first key tile of a work tile, p_ready also says that the old O has been read. With fp16 queries mma awaits
-q_full, and q_wide and q_ready are not used. Half of the dequantize warps have even key tiles and Q, the others odd key
-tiles. Where blocks of the cache have scales (block_scales.py), scales 32 also arrives on work_read, and there are
+q_full, load awaits q_free, and q_wide, q_taken and q_ready are not used. Half of the dequantize warps have even key
+tiles and Q, the others odd key tiles. Where blocks of the cache have scales (block_scales.py), scales 32 also arrives
+on work_read, and there are
 
 scales_full   4       scales 32                              dequantize  they are in shared memory
 scales_empty  4       dequantize 128                         scales      they have been read
 
 barrier       is not raised again too early because
-q_full        q_free
-q_free        q_full
+q_full        q_taken
+q_free        q_ready
 s_ready       S of the tile after next is made after P V of this one, which waits for p_ready
 p_ready       the next P waits for pv_done, which follows this wait
 pv_done       the next P V waits for p_ready, which follows this wait
 kv_full       kv_empty
 kv_empty      kv_full
 q_wide        Q of the work tile after next waits for q_free, whose S waits for p_ready of this one
+q_taken       q_full
 q_ready       q_free
 k_wide        k_free
 k_free        k_wide
@@ -80,7 +83,8 @@ def table(
 def rows(warps: DequantizedWarpRoles, scales: bool = False) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: the swap-AB barriers, plus dequantization between the ring and the MMA."""
     changed = {
-        "q_full": {"awaited_by": "dequantize"},
+        "q_full": {"awaited_by": "dequantize", "reuse": "q_taken"},
+        "q_free": {"awaited_by": "dequantize", "reuse": "q_ready"},
         "pv_done": {"means": "O is complete so far, P is read"},
         "kv_full": {"awaited_by": "dequantize"},
         "kv_empty": {"raised_by": (half(warps),), "means": "the slot has been read"},
@@ -120,6 +124,10 @@ def _of_dequantized(warps: DequantizedWarpRoles) -> tuple[Barrier, ...]:
             "softmax",
             "the scales of bf16 rows are ready",
             "Q of the work tile after next waits for q_free, whose S waits for p_ready of this one",
+        ),
+        Barrier(
+            *("q_taken", Q_TILE, (dequantize,), "load"),
+            *("Q has been read where it arrived", "q_full"),
         ),
         Barrier("q_ready", Q_TILE, (dequantize,), "mma", "Q is ready as fp16", "q_free"),
         Barrier("k_wide", BUFFER, (dequantize,), "mma", "K is ready as fp16", "k_free"),

@@ -2,7 +2,7 @@
 
     lane       four consecutive keys of a key tile, nearly always of one page
     turn n     for each of its key tiles: wait scales_empty -> words to the ring -> scales_full
-    turn n+1   its loads are issued, with the look-up of the pages of turn n+2
+    turn n+1   unless n is the last: its loads are issued, with the look-up of the pages of turn n+2
 
 A turn is four key tiles, because a load takes as long as memory does, and that is more than a key tile takes. One warp
 reads all scales, so the threads that dequantize neither compute addresses nor wait for memory (docs/decisions/0071).
@@ -22,7 +22,7 @@ from cute_fa4.dtypes import row_of
 from ...blueprint.barriers import SCALE_SLOTS
 from ...blueprint.cache_blocks import words_of
 from ...steps.cache_blocks import of_tile
-from ...steps.pieces import WORDS, load_piece, load_word, permuted, store_half, store_word
+from ...steps.pieces import WORDS, load_piece, load_word, permuted, store_word
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...work import scales
@@ -32,6 +32,7 @@ from . import transposed
 
 TILES = 4  # of a turn
 KEYS = WORDS  # of a lane: a piece of the ring
+LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # of permuted: those of two words
 
 
 @dataclass(frozen=True)
@@ -95,19 +96,12 @@ def pairs_by_block(words: list) -> list:
 
 def store_v(cfg, address, key, words: list):
     """Words of V of four keys from `key` on, word by word, to an entry; zeros for blocks beyond the depth."""
-    keys, unit = cfg.tiles.BN, transposed.keys_of_unit(cfg)
+    keys = cfg.tiles.BN
     pairs = [pair for four in words for pair in pairs_by_block(four)]
     for block in range(cfg.tiles.scale_bytes[1] // keys):
         pair = pairs[block // 2] if block // 2 < len(pairs) else [Int32(0)] * 2
-        place = address + block * keys
-        if unit == KEYS:
-            halves = transposed.HIGHS if block % 2 else transposed.LOWS
-            at = place + transposed.place_of_unit(cfg, keys, key)
-            store_word(at, permuted(*pair, halves))
-            continue
-        for i, two in enumerate(pair):
-            half = Int32(two) >> 16 if block % 2 else two
-            store_half(place + transposed.place_of_unit(cfg, keys, key + unit * i), half)
+        place = address + block * keys + transposed.place_of_unit(keys, key)
+        store_word(place, permuted(*pair, UPPER_HALVES if block % 2 else LOWER_HALVES))
 
 
 @cute.jit
@@ -156,10 +150,11 @@ def run(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, events: Events, qu
         first, count = work.tiles.first, work.tiles.count
         pages = tuple(pages_of(cfg, args, work, first + i) for i in range(TILES))
         turn = Turn((nothing,) * TILES, pages)
-        for n in cutlass.range(0, count + TILES, TILES, unroll=1):
+        for n in cutlass.range(-TILES, count, TILES, unroll=1):
             for i in cutlass.range_constexpr(TILES):
-                if (n > 0) & (n - TILES + i < count):
-                    hand_over(cfg, smem, events, tile + (n - TILES + i), turn.words[i])
-            turn = turn_of(cfg, args, work, first + n, turn.pages)
+                if (n >= 0) & (n + i < count):
+                    hand_over(cfg, smem, events, tile + (n + i), turn.words[i])
+            if n + TILES < count:
+                turn = turn_of(cfg, args, work, first + (n + TILES), turn.pages)
         tile, number = tile + count, number + 1
         work = queue.next(cfg, args, number)

@@ -13,9 +13,9 @@ Steady state of one CTA. A line is an issue slot, not a duration.
     K4    V4      K4 V4   K3, V3       O = V0 P0     P1 = 2^(S[1] - m)    V0 is free
 
 K and V^T go to tensor memory as operands A: keys and depth are the lanes. So a key tile of 4 bits and depth 128 takes
-128 cycles of shared memory to arrive, 128 to be read, and 96 for P, Q and scales, where memory takes 695. It takes
-about 700 issue slots of each scheduler: they are the bound (docs/decisions/0071). The scales of blocks, if there are
-any, come through a ring of their own.
+128 cycles of shared memory to arrive, 192 to be read, and 96 for P, Q and scales, where memory takes 695. It takes 630
+to 680 issue slots of each scheduler (docs/decisions/0071, 0075). The scales of blocks, if there are any, come through a
+ring of their own. Q of a work tile arrives while the one before is multiplied.
 
 Read next: dequantize.py, transposed.py, block_scales.py, queries.py, products.py, tiles.py, barriers.py, and
 few_rows/kernel.py.
@@ -30,8 +30,8 @@ from ...roles.dispatch import first_column, own_lanes
 from ...sync.kernel_args import KernelArgs
 from .. import softmax
 from ..kernel import SM100MHASwap
-from . import block_scales, dequantize, products
-from .queries import WITH_QUERIES
+from ..loads import AHEAD
+from . import block_scales, dequantize, products, queries
 
 
 class SM100MHAWiden(SM100MHASwap):
@@ -40,7 +40,7 @@ class SM100MHAWiden(SM100MHASwap):
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
         cfg, warps, ending = self.cfg, self.cfg.warps, self.ending
-        scales = WITH_QUERIES if cfg.tiles.rows_have_scales else softmax.OWN_SCALES
+        scales = queries.WITH_QUERIES if cfg.tiles.rows_have_scales else softmax.OWN_SCALES
         if warp < warps.softmax.stop:
             cute.arch.setmaxregister_increase(warps.softmax_registers)
             lanes = own_lanes(cta.tmem_address, warp)
@@ -53,7 +53,8 @@ class SM100MHAWiden(SM100MHASwap):
                 products.run(cfg, args, smem, tmem, cta.events, cta.queue)
             elif warp == warps.load.start:
                 block, _, _ = cute.arch.block_idx()
-                load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)
+                seen = queries.seen_by_load(cfg, cta.smem, cta.events)
+                load.run(cfg, args, *seen, cta.producer, cta.queue, block, AHEAD)
             elif warp == warps.values.start:
                 values.run(cfg, args, cta.smem, cta.producer, cta.queue)
             elif cutlass.const_expr(cfg.cache_blocks):

@@ -1,4 +1,4 @@
-"""Queries: bf16 -> fp16 in place, each row times a power of two, which the softmax takes out of the scores.
+"""Queries: bf16 -> fp16, each row times a power of two, which the softmax takes out of the scores.
 
 fp16 has three more mantissa bits than bf16 and three fewer exponent bits. So a row is multiplied by the power of two
 that brings its largest element to 2^14 .. 2^15, and its scores by the inverse. This is exact except for elements below
@@ -7,9 +7,12 @@ that brings its largest element to 2^14 .. 2^15, and its scores by the inverse. 
     row       2^e <= largest < 2^(e + 1)      Q * 2^(14 - e) as fp16      scores * 2^(e - 14)
 
 The maximum ignores non-finite elements, which stay unchanged. Queries of fp16 are not touched.
+
+Q arrives beside the place where the MMA reads it, while the work tile before is multiplied: the first S of a work tile
+waits for a conversion, not for memory (docs/decisions/0075).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -38,24 +41,44 @@ FACTOR_FIELD = 2 * EXPONENT_BIAS + TARGET_LOG2  # less the field of the largest:
 def convert(cfg: cutlass.Constexpr, smem: Smem, events: Events, thread: Int32, number: Int32):
     """Q of a work tile, when it has arrived, for the softmax and for the MMA. number: of earlier ones."""
     events.q_full.wait(0, number & 1)
-    to_fp16(cfg, smem, thread, number)
+    rows = read_rows(cfg, smem, thread)
+    events.q_taken.arrive(0)
+    events.q_free.wait(0, (number & 1) ^ 1)
+    store_rows(cfg, smem, thread, rows, number)
     cute.arch.fence_proxy("async.shared", space="cta")
     events.q_wide.arrive(number & 1)
     events.q_ready.arrive(0)
 
 
-def to_fp16(cfg, smem: Smem, thread, number):
-    """Convert all rows of Q with 128 threads, one thread per 16-byte piece of a row. number: of earlier Q tiles."""
-    tile = cfg.tiles.q_tile
+def seen_by_load(cfg, smem: Smem, events: Events) -> tuple[Smem, Events]:
+    """Shared memory and events of the load warp: with bf16, Q has another place, free when it is read."""
+    if not cfg.tiles.rows_have_scales:
+        return smem, events
+    return replace(smem, q_address=smem.q_arrived_address), replace(events, q_free=events.q_taken)
+
+
+def places(cfg, thread) -> list:
+    """(row, offset in Q) of the 16-byte pieces of a thread, one of 128."""
     threads_of_row = cfg.tiles.padded_qk_depth // PIECE
     rows_at_once = cfg.warps.threads_of("dequantize_odd") // threads_of_row
+    rows = [
+        first + thread // threads_of_row for first in range(0, cfg.tiles.q_box_rows, rows_at_once)
+    ]
     column = thread % threads_of_row * PIECE
-    for first in range(0, cfg.tiles.q_box_rows, rows_at_once):
-        row = first + thread // threads_of_row
-        address = smem.q_address + tile.offset(row, column)
-        words = load_piece(address)
+    return [(row, cfg.tiles.q_tile.offset(row, column)) for row in rows]
+
+
+def read_rows(cfg, smem: Smem, thread) -> list:
+    """A thread's pieces of Q as it arrived."""
+    return [load_piece(smem.q_arrived_address + offset) for _, offset in places(cfg, thread)]
+
+
+def store_rows(cfg, smem: Smem, thread, pieces: list, number):
+    """The same as fp16, for the MMA, with the scales of their rows. number: of earlier Q tiles."""
+    threads_of_row = cfg.tiles.padded_qk_depth // PIECE
+    for (row, offset), words in zip(places(cfg, thread), pieces, strict=True):
         factor, inverse = factors(largest_of_row(words, threads_of_row))
-        store_piece(address, scaled(words, factor))
+        store_piece(smem.q_address + offset, scaled(words, factor))
         smem.q_scales[(row, number & 1)] = inverse  # all threads of a row write the same value
 
 

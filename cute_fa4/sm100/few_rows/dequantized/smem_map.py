@@ -2,6 +2,7 @@
 
     field         bytes                      what
     q             q_tile_bytes               Q: at least 16 rows
+    q_arrived     q_tile_bytes               with bf16 queries: Q of the next work tile, as it arrives
     kv            kv_slots * kv_slot_bytes   ring: K or V as they are stored, in the order K0 V0 K1 V1 ...
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    as in few_rows/smem_map.py, from here on
@@ -13,7 +14,7 @@
     mbarriers     8 * barriers.total
     tmem_address  4
 
-At depth 128 and 16 rows the ring has 13 slots of 16 KiB with 8 bits, 25 of 8 KiB with 4.
+At depth 128 and 16 rows the ring has 13 slots of 16 KiB with 8 bits, 12 with MXFP8, 25 of 8 KiB with 4.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from .warp_roles import DequantizedWarpRoles
 @dataclass(frozen=True)
 class DequantizedSmem(SmemMap):
     q: Region
+    q_arrived: Region
     kv: Region
     p: Region
     exchanged: Region
@@ -50,6 +52,7 @@ def smem_map(
     rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     return DequantizedSmem.of_sizes(
         q=tiles.q_tile_bytes,
+        q_arrived=tiles.q_tile_bytes * tiles.rows_have_scales,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         p=tiles.p_tile.nbytes,
         exchanged=(rows, in_warps, 2),

@@ -3,13 +3,16 @@
     ring             a key is a row                      ldmatrix.trans: a thread has 2 or 4 keys of a column of V
     tensor memory    a column of V is a lane             a column holds keys 2 c and 2 c + 1
 
-              ldmatrix         a word of lane l              words of two keys          tcgen05.st
-    8 bits    m16n16.b8.x2     one column, four keys         two conversions                        16x256b
-    4 bits    m8n8.b16.x4      four columns, two keys        four conversions, four permutations    16x128b
+              ldmatrix         a word of lane l              words of two keys
+    8 bits    m16n16.b8.x2     one column, four keys         two conversions
+    4 bits    m8n8.b16.x4      four columns, two keys        those of a matrix of even keys and one of odd keys
+                                                             exchange numbers, then four conversions each
 
-With 4 bits the four columns of a word are in four groups of eight lanes: lane 8 i + u has column 4 u + i of the warp's
-(DequantizedTiles.depth_of_lane). Neither is V written to shared memory nor does an MMA read it there: of 1,090 cycles
-that a key tile of 8 bits took of it 512 are left (docs/decisions/0071).
+A matrix of 4 bits has every other key, so one exchange of numbers between two words puts two consecutive keys into each
+byte, and a conversion gives them as a word (docs/decisions/0075). The four columns of a word are in four groups of
+eight lanes: lane 8 i + u has column 4 u + i of the warp's (DequantizedTiles.depth_of_lane). Neither is V written to
+shared memory nor does an MMA read it there: of 1,090 cycles that a key tile of 8 bits took of it 512 are left
+(docs/decisions/0071).
 """
 
 from cutlass import Int32
@@ -18,13 +21,16 @@ from cute_fa4.layouts.scalars import minimum
 
 from ...instructions import tensor_memory
 from ...steps import cache_blocks
-from ...steps.pieces import as_fp16, load_transposed, multiplied_halves, permuted
+from ...steps.pieces import as_fp16, exchanged_nibbles, load_transposed, multiplied_halves
 from ...steps.store import PIECE_BYTES
 from ...sync.kernel_args import Smem
 from .tiles import COLUMNS_OF_WARP, WIDE_DTYPE
 
 UPPER = 16 << 16  # the address of the upper 16 lanes of a warp's, less that of the lower
-LOWS, HIGHS = 0x5410, 0x7632  # of permuted: the lower, or the upper halves of two words
+COLUMNS = 8  # of tensor memory: those of a matrix of tcgen05.st 16x256b, which has 16 keys
+KEYS_OF_UNIT = (
+    4  # whose scales are side by side in the ring of scales: those that a thread has of 16 keys
+)
 
 
 def read(cfg, smem: Smem, slot, warp, lane) -> list:
@@ -33,7 +39,9 @@ def read(cfg, smem: Smem, slot, warp, lane) -> list:
     warp: of the four that have V
     """
     four_bits = cfg.in_element > 1
-    keys, row, piece = (32, lane, warp) if four_bits else (16, lane % 16, 2 * warp + lane // 16)
+    keys, row, piece = 16, lane % 16, 2 * warp + lane // 16
+    if four_bits:  # matrices of the even keys of 16, of the odd ones, the same of the next 16
+        keys, row, piece = 32, lane // 16 * 16 + lane % 8 * 2 + lane // 8 % 2, warp
     tile, address = cfg.tiles.ring_tile, smem.kv_address + slot * cfg.tiles.kv_slot_bytes
     return [
         load_transposed(address + tile.offset(first + row, piece * PIECE_BYTES), 8 * cfg.in_element)
@@ -44,9 +52,8 @@ def read(cfg, smem: Smem, slot, warp, lane) -> list:
 def store(cfg, groups: list, address, of_keys: list | None):
     """V^T to the warp's lanes, from the column of `address` on. of_keys: words of two scales, of pairs_of."""
     lower, upper = (of_four_bits if cfg.in_element > 1 else of_eight_bits)(cfg, groups, of_keys)
-    columns = 4 if cfg.in_element > 1 else 8
-    tensor_memory.store_fragments(address, lower, columns)
-    tensor_memory.store_fragments(address + UPPER, upper, columns)
+    tensor_memory.store_fragments(address, lower, COLUMNS)
+    tensor_memory.store_fragments(address + UPPER, upper, COLUMNS)
     tensor_memory.wait_store()
     tensor_memory.fence_before()
 
@@ -55,7 +62,7 @@ def clear(cfg, address):
     """Zeros, in lanes beyond the depth."""
     for lanes in (0, UPPER):
         zeros = [Int32(0)] * (cfg.tiles.v_columns // 2)
-        tensor_memory.store_fragments(address + lanes, zeros, 4)
+        tensor_memory.store_fragments(address + lanes, zeros, COLUMNS)
     tensor_memory.wait_store()
     tensor_memory.fence_before()
 
@@ -63,10 +70,13 @@ def clear(cfg, address):
 def of_four_bits(cfg, groups: list, of_keys: list | None) -> tuple[list, list]:
     """Words of the lower and of the upper 16 lanes."""
     lower, upper = [], []
-    for number, word in enumerate(word for group in groups for word in group):
-        first, second, *next_key = as_fp16([word], cfg.kv_dtype)
-        for of, pair in ((lower, (first, next_key[0])), (upper, (second, next_key[1]))):
-            of += scaled([permuted(*pair, LOWS), permuted(*pair, HIGHS)], of_keys, [number, number])
+    pairs = [group[i : i + 2] for group in groups for i in (0, 2)]
+    for number, of_keys_of_two in enumerate(pairs):
+        numbers = [2 * number, 2 * number + 1]
+        for words in exchanged_nibbles(*of_keys_of_two):
+            first, second, *next_keys = as_fp16([words], cfg.kv_dtype)
+            lower += scaled([first, next_keys[0]], of_keys, numbers)
+            upper += scaled([second, next_keys[1]], of_keys, numbers)
     return lower, upper
 
 
@@ -90,17 +100,12 @@ def scaled(words: list, of_keys: list | None, numbers: list) -> list:
     ]
 
 
-def keys_of_unit(problem) -> int:
-    """Keys whose scales are side by side in the ring of scales: those that a thread has of a group of keys."""
-    return 2 if problem.in_element > 1 else 4
-
-
-def place_of_unit(problem, keys: int, key):
+def place_of_unit(keys: int, key):
     """Where the scales of a block begin that belong to `key` and those after it, in bytes; keys: of the tile.
 
-    The units of a thread are side by side: [lane % 4][group of keys].
+    The units of a thread are side by side: [lane % 4][group of 16 keys].
     """
-    unit = keys_of_unit(problem)
+    unit = KEYS_OF_UNIT
     return (key // unit % 4) * (keys // 4) + key // (4 * unit) * unit
 
 

@@ -71,7 +71,7 @@ Q_THERE = waits_for("q_full")
 K_THERE, V_THERE, *_ = waits_for("kv_full").named(*EVEN_AND_ODD).values()
 OF_SOFTMAX = waits_for("q_wide")
 K_READ, V_READ, *_ = arrival("kv_empty").named(*EVEN_AND_ODD).values()
-Q_WIDE, Q_READY = arrival("q_wide"), arrival("q_ready")
+Q_TAKEN, Q_WIDE, Q_READY = arrival("q_taken"), arrival("q_wide"), arrival("q_ready")
 K_WIDE, V_WIDE = arrival("k_wide").first, arrival("v_wide").first
 A_PIECE = lines("kernel", r"ld\.shared\.v4\.b32 (\{.*\}), (\[%r\d+\]);")
 A_LINE = lines("kernel", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
@@ -96,6 +96,8 @@ def waits():
         (V_THERE, "dequantize does not wait for V"),
         (waits_for("k_free").first, "dequantize does not wait for the place of K"),
         (waits_for("v_free").first, "dequantize does not wait for the place of V"),
+        (waits_for("q_taken"), "load does not wait for the place where Q arrives"),
+        (waits_for("q_free"), "dequantize does not wait for the last S of the Q before"),
         (waits_for("q_ready"), "mma does not wait for Q in fp16"),
         (OF_SOFTMAX, "softmax does not wait for the scales of its rows"),
         (waits_for("k_wide"), "mma does not wait for K in fp16"),
@@ -106,6 +108,8 @@ def waits():
     for place, what in (
         (K_THERE, "K"),
         (waits_for("k_free").first, "the place of K"),
+        (waits_for("q_taken"), "the place where Q arrives"),
+        (waits_for("q_free"), "the last S of the Q before"),
         (waits_for("q_ready"), "Q in fp16"),
         (OF_SOFTMAX, "the scales of rows"),
         (waits_for("v_wide").first, "V in fp16"),
@@ -119,6 +123,7 @@ def arrivals():
     for place, what in (
         (K_READ, "a slot of K is not handed back"),
         (V_READ, "a slot of V is not handed back"),
+        (Q_TAKEN, "q_taken is not raised"),
         (Q_WIDE, "q_wide is not raised"),
         (Q_READY, "q_ready is not raised"),
         (K_WIDE, "k_wide is not raised"),
@@ -132,6 +137,7 @@ def arrivals():
         (V_READ, TRANSPOSED.first, "a slot of V is released before it is read"),
         (K_WIDE, K_STORE.first, "k_wide is raised before K is stored"),
         (V_WIDE, V_STORE.first, "v_wide is raised before V is stored"),
+        (Q_TAKEN, A_PIECE.after(Q_THERE).first, "q_taken is raised before Q is read"),
         (Q_WIDE, A_LINE.after(Q_THERE).first, "q_wide is raised before Q is stored"),
         (Q_READY, A_LINE.after(Q_THERE).first, "q_ready is raised before Q is stored"),
     ):

@@ -59,7 +59,8 @@ def subject_of(name: str, level, keys: int = 810, **options) -> Subject:
 PRODUCT = lines("kernel", r"mul\.rn\.f16x2 (\S+), (\S+), (\S+);")
 CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e2m1x2 (\S+), byte0;")
 OF_TWO = lines("kernel", r"mov\.b32 (\S+), \{high, high\};")
-PERMUTED = lines("kernel", r"prmt\.b32 (\S+), (\S+), (\S+), 0x5410;")
+EXCHANGED = lines("kernel", r"lop3\.b32 (\S+), (\S+), (\S+), 0xf0f0f0f, 0xe4;")
+HALVES = lines("kernel", r"prmt\.b32 (\S+), (\S+), (\S+), 0x5410;")
 SELECTED = lines("kernel", r"prmt\.b32 (\S+), (\S+), (\S+), 0x7362;")
 PIECE = lines("kernel", r"st\.shared\.v4\.b32 \[(%r\d+)\], \{.*\};")
 WORD = lines("kernel", r"ld\.shared\.b32 (\S+), \[(%r\d+)\];")
@@ -119,7 +120,15 @@ def mutants() -> tuple:
         ),
         planted(
             "two keys of V are exchanged",
-            replace(PERMUTED.first, r"prmt.b32 \1, \2, \3, 0x1054;"),
+            replace(EXCHANGED.first, r"lop3.b32 \1, \3, \2, 0xf0f0f0f, 0xe4;"),
+        ),
+        planted(
+            "numbers of V stay with their key",
+            replace(EXCHANGED.last, r"lop3.b32 \1, \2, \2, 0xf0f0f0f, 0xe4;"),
+        ),
+        planted(
+            "scales of two keys of V are those of the other two",
+            replace(HALVES.first, r"prmt.b32 \1, \3, \2, 0x5410;"),
         ),
         planted(
             "two keys of V have the scales of another block",

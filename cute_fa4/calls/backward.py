@@ -31,6 +31,7 @@ from cute_fa4.layouts.scalars import maximum
 from cute_fa4.masks import BoundMask, full
 from cute_fa4.operands import BLOCKS, LENGTHS_OF_SEQUENCES, NAMES
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.backward.joint import COUNTERS
 from cute_fa4.sm100.backward.owner import ROWS, STATS
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.pair.barriers import CTAS
@@ -112,8 +113,12 @@ def config_of(
     arch: str,
     wanted: tuple[int, ...] = (),
     accumulate: bool = False,
+    joint: bool | None = None,
 ) -> BackwardConfig:
-    """The kernels that a call needs. wanted: numbers of aux tensors, for the kernels of their gradients."""
+    """The kernels that a call needs. wanted: numbers of aux tensors, for the kernels of their gradients.
+
+    joint: of BackwardConfig
+    """
     return BackwardConfig(
         DTYPES[attended.q.dtype],
         attended.q.shape[-1],
@@ -130,6 +135,7 @@ def config_of(
         wanted=wanted,
         arch=arch,
         pairs=policy.pairs(),
+        joint=joint,
     )
 
 
@@ -145,8 +151,11 @@ def gradients(
     target = target_of(attended.q.device)
     of_call = call.attended, scores, dlse is not None, target.arch
     accumulate = written is not None and written[0].dtype is torch.float32
-    config = config_of(*of_call, accumulate=accumulate)
-    call.require_grid(CTAS if config.pairs else 1)
+    # A sum in float32 is copied to all rows of dq, also to those of no sequence.
+    of_all_rows = written is None or call.attended.is_dense
+    joint = None if accumulate or of_all_rows else False
+    config = config_of(*of_call, accumulate=accumulate, joint=joint)
+    call.require_grid(CTAS if config.pairs or config.joint else 1)
     if written is None:
         new = torch.empty_like if call.attended.is_dense and not call.is_empty else torch.zeros_like
         written = tuple(new(x, memory_format=torch.contiguous_format) for x in attended[:3])
@@ -158,8 +167,24 @@ def gradients(
     stats = call.new_stats(config)
     with launching_on(attended.q.device):
         results = tuple(map(with_plain_strides, in_memory))
-        function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
+        if config.joint:
+            add_in_turns(call, config, target, results, stats)
+        else:
+            function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
     return Gradients(dq, dk, dv, None if scores.sink is None else _of_sinks(stats, scores.sink))
+
+
+def add_in_turns(call: Launch, config, target, results: tuple, stats: torch.Tensor) -> None:
+    """One kernel of all gradients (sm100/backward/joint.py): dq is a sum in float32, which counters keep in order."""
+    dq, *of_keys = results
+    total = dq if config.accumulate else torch.zeros(dq.shape, dtype=torch.float32, device=dq.device)
+    heads, lines, _ = stats.shape
+    size = heads * lines + 1, COUNTERS
+    counters = torch.zeros(size, dtype=torch.int32, device=dq.device)
+    written = total, *of_keys, counters
+    function_for(config, target)(*call.arguments(written, stats, None))
+    if total is not dq:
+        dq.copy_(total)
 
 
 def float32_zeros(attended: Attended) -> tuple:

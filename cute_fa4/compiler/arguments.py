@@ -23,6 +23,7 @@ from cute_fa4.operands import (
 from cute_fa4.scales import BLOCK, HEAD, Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.backward.joint import COUNTERS
 from cute_fa4.sm100.blueprint.cache_blocks import in_words
 from cute_fa4.sm100.blueprint.listed import CUT_WORDS, ORDER_WORDS, has_tensors
 from cute_fa4.sm100.choose.config import FA4Config
@@ -295,6 +296,9 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
     lengths = Int32(1), Int32(1), *(fake_elements("i32", (sym_int(),)) for _ in in_batch)
     sides = (queries, config.depth), (keys, config.depth), (keys, config.depth_v)
     written: tuple = tuple(values(*side, config.grad_dtype) for side in sides)
+    if config.joint:
+        counters = fake_rows("i32", (sym_int(symbol="counters"), COUNTERS))
+        written = values(*sides[0], "f32"), *written[1:], counters
     if config.wanted:
         ctas = sym_int(symbol="ctas")
         lines = tuple(fake_rows("f32", (ctas, sym_int())) for _ in config.summed)

@@ -21,6 +21,7 @@ from ..blueprint.score_mods import ScoreMod
 from ..traced.shared import DISTANCES, sharing
 from ..traced.trace import Element
 from . import subtracted_sizes
+from .joint import DEPTH, JointOwner
 from .owner import GRANULE, STATS, Owner
 
 MOST_DEPTH = 256
@@ -46,6 +47,7 @@ class BackwardConfig:
     arch       "sm_100a" or "sm_103a"
     pairs      pairs of CTAs share the MMAs of the kernels that can (Owner.ctas); None: as the tuning table says.
                Calls with a score_mod, lists or wanted tensors have none: False then
+    joint      one kernel makes all gradients (joint.py), where it can; None: as the tuning table says
     exp2_emulated  of 64 pairs of exponentials, so many on the FMA units; None: as the tuning table says
     """
 
@@ -64,12 +66,19 @@ class BackwardConfig:
     wanted: tuple[int, ...] = ()
     arch: str = "sm_100a"
     pairs: bool | None = None
+    joint: bool | None = None
     exp2_emulated: int | None = None
 
     def __post_init__(self):
+        facts = {"arch": self.arch, "head_dim": self.depth, "head_dim_v": self.depth_v}
+        mask = mask_fact(self.mask)
+        if self.joint is None:  # pairs: an explicit answer is for the kernels of two owners
+            chosen = self.pairs is None and tuning.choose("backward_joint", mask=mask, **facts)
+            object.__setattr__(self, "joint", chosen)
+        object.__setattr__(self, "joint", self.joint and self.can_be_joint)
+        if self.joint:
+            object.__setattr__(self, "pairs", False)
         if self.pairs is None:
-            facts = {"arch": self.arch, "head_dim": self.depth, "head_dim_v": self.depth_v}
-            mask = mask_fact(self.mask)
             object.__setattr__(self, "pairs", tuning.choose("backward_pairs", mask=mask, **facts))
         plain = self.score_mod is None and not self.listed and not self.wanted
         owners = self.owner("queries"), *self.owners_of_keys
@@ -129,6 +138,17 @@ class BackwardConfig:
         return self.score_mod is not None or self.mask_mod is not None
 
     @property
+    def can_be_joint(self) -> bool:
+        """Whether one kernel can make all gradients: scores without functions or lists, masks whose keys' order counts."""
+        of_functions = self.has_functions or self.listed or bool(self.wanted)
+        depths = {align_up(depth, GRANULE) for depth in (self.depth, self.depth_v)}
+        return not of_functions and depths == {DEPTH} and mask_fact(self.mask) != "other"
+
+    @property
+    def joint_owner(self) -> JointOwner:
+        return JointOwner(dtype=self.dtype)
+
+    @property
     def owners_of_keys(self) -> tuple[Owner, ...]:
         """The kernels of dK and dV: one, or where they are wide one for each."""
         both = self.owner("keys")
@@ -184,6 +204,7 @@ class BackwardConfig:
             (self.accumulate, "accumulate"),
             (self.listed, "listed"),
             (self.pairs, "pairs"),
+            (self.joint, "joint"),
             (self.wanted, "of_aux_" + "_".join(map(str, self.wanted))),
             (True, self.arch),
         ]

@@ -26,14 +26,16 @@ sequence ends within the first 128 rows, CTA 1 has no rows: it takes part in all
 waits for `done`, the last commit, so that all others have come.
 """
 
+from ..pair.stored_at_leader import StoredAtLeader
 from ..pair.sync import LoadedForBoth, RaisedAtLeader, RaisedInBoth
 from ..sync.pipelines import Event
 from .barriers import READ_OR_WRITTEN
 
 KINDS = {
-    **dict.fromkeys((*READ_OR_WRITTEN, "own_there"), RaisedAtLeader),
-    **dict.fromkeys(("s_ready", "dp_ready", "other_empty", "done"), RaisedInBoth),
+    **dict.fromkeys((*READ_OR_WRITTEN, "own_there", "dq_read"), RaisedAtLeader),
+    **dict.fromkeys(("s_ready", "dp_ready", "dq_ready", "other_empty", "done"), RaisedInBoth),
     "other_full": LoadedForBoth,
+    "ds_there": StoredAtLeader,
 }
 
 

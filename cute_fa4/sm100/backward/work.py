@@ -17,7 +17,7 @@ from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.bands import bound
 from ..pair.sync import rank_in_cluster
 from .listed import ListedPlace, TileList, TileLists
-from .owner import ROWS
+from .owner import HEADS_SIDE_BY_SIDE, ROWS
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Work:
 
     tiles: the list of tiles, in place of first and end
     rank:  of the CTA in its pair, whose 256 rows all see some of the tiles
+    number: of the pair, in a sequence
     """
 
     sequence: Sequence
@@ -76,6 +77,7 @@ class Work:
     turns: Int32
     tiles: TileList | None = None
     rank: Int32 | None = None
+    number: Int32 | None = None
 
     @property
     def count(self):
@@ -175,8 +177,13 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     longest = sizes.seqlen_k if owner.owns_keys else sizes.seqlen_q
     rows, rank = ROWS * owner.ctas, None
     if owner.ctas > 1:
-        block, rank = block // owner.ctas, rank_in_cluster()
-    tile, rest = block // (heads * sizes.batch), block % (heads * sizes.batch)
+        rank = rank_in_cluster()
+        if not owner.takes_turns:
+            block = block // owner.ctas
+    if owner.takes_turns:
+        tile, rest = side_by_side(block, tiles_of(longest, rows), heads * sizes.batch)
+    else:
+        tile, rest = block // (heads * sizes.batch), block % (heads * sizes.batch)
     if not owner.owns_keys:
         tile = tiles_of(longest, rows) - 1 - tile
     if lists is not None and lists.order is not None:
@@ -196,7 +203,21 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     )
     if rank is not None:
         row = row + rank * ROWS
-    return Work(of, row, rest % heads, first, end, turns, tiles, rank)
+    return Work(of, row, rest % heads, first, end, turns, tiles, rank, tile)
+
+
+def side_by_side(number, tiles, heads) -> tuple:
+    """-> (own tile, head) of a number: a few heads at a time, whose first tiles come first.
+
+    heads: of all sequences
+
+    >>> [side_by_side(n, 2, 9) for n in (0, 1, 8, 15, 16, 17)]
+    [(0, 0), (0, 1), (1, 0), (1, 7), (0, 8), (1, 8)]
+    """
+    before = number // (tiles * HEADS_SIDE_BY_SIDE) * HEADS_SIDE_BY_SIDE
+    side = minimum(heads - before, HEADS_SIDE_BY_SIDE)
+    inside = number - before * tiles
+    return inside // side, before + inside % side
 
 
 @dataclass(frozen=True)

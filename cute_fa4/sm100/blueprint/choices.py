@@ -141,6 +141,13 @@ CHOICES: dict[str, Choice] = {
         (True, False),
         False,
     ),
+    "backward_joint": Choice(
+        "whether one kernel on pairs of CTAs makes all gradients",
+        ("arch", "head_dim", "head_dim_v", "mask"),
+        _switch,
+        (True, False),
+        False,
+    ),
     "order": Choice(
         "preference among the orders of the products, the first that a problem allows",
         ("arch", "family", "head_dim", "eight_bits", "mask"),

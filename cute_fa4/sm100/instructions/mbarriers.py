@@ -88,6 +88,19 @@ def send(address, value, mbarrier):
     )
 
 
+def send_words(address, words: list, mbarrier):
+    """Send four words to another CTA, whose mbarrier counts their 16 bytes; both addresses come from there()."""
+    llvm.inline_asm(
+        None,
+        [Int32(value).ir_value() for value in (address, *words, mbarrier)],
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];",
+        "r,r,r,r,r,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
 def wait_for_cluster(mbarrier, phase, relaxed: bool = True):
     """Wait for a phase of an mbarrier of this CTA that other CTAs raise as well."""
     order = "relaxed" if relaxed else "acquire"

@@ -1,0 +1,223 @@
+"""JointOwner: one kernel for all gradients, by five products: pairs of CTAs own 256 keys, and add dQ in a fixed order.
+
+    S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q    dQ = dS K, added to float32 in global memory
+
+Both CTAs share every MMA (cta_group::2). A tile has 128 queries; CTA r copies its rows 64 r.. for S and dP, and its
+columns 64 r.. for dV and dK. Columns of tensor memory:
+
+    0 ... 127       S^T; over it P^T (0 to 31, 96 to 127), and in the middle dQ of 64 queries (32 to 95)
+    128 ... 255     dP^T; over it dS^T (128 to 159, 192 to 223)
+    256 ... 511     dV, dK
+
+A warpgroup writes P^T and dS^T over scores that it has read itself. dQ takes 64 columns of 128 lanes: lanes 0 to 63 have
+the first half of the depth of 64 queries, the other lanes the second half.
+
+dS is operand A of dK in tensor memory. For dQ it is in shared memory, 64 queries x 256 keys in each CTA. A warpgroup has
+64 queries of 128 keys, so one of each CTA sends its part to the other CTA (joint_compute.py).
+
+Which columns of K, Q and dO an MMA finds at an address is the same in both CTAs, so columns never share memory with rows.
+"""
+
+from dataclasses import dataclass
+
+from ...layouts.operand_tiles import MNMajorTile
+from ..blueprint.barriers import (
+    CTA,
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    commit_by,
+)
+from ..blueprint.chip import (
+    MBARRIER_BYTES,
+    SMEM_CAPACITY_BYTES,
+    SWIZZLE_BYTES,
+    TMEM_ADDRESS_BYTES,
+    TMEM_COLUMNS,
+    WARP_SIZE,
+    align_up,
+)
+from ..blueprint.memory_maps import Region, SmemMap
+from ..pair.barriers import CTAS
+from . import subtracted_sizes
+from .barriers import WARPGROUP, Warps
+from .owner import F32_BYTES, GRANULE, ROWS, Owner
+
+DEPTH = 2 * GRANULE  # padded head dim of q, k and v
+KEYS = ROWS * CTAS  # of a pair
+OWN = "own_tile"
+OTHER = "copy"
+# Own tiles, and copies of a tile of queries: each has its place and its barriers.
+K_ROWS, V_ROWS, K_COLUMNS = range(3)
+Q_ROWS, DO_ROWS, Q_COLUMNS, DO_COLUMNS = range(4)
+COUNTERS = 8  # of a tile of queries: warps of both CTAs that add dQ
+PIECE = 32  # columns of dQ that a warp adds at a time
+
+
+@dataclass(frozen=True)
+class JointWarps(Warps):
+    """Two warpgroups of compute warps, one that adds dQ, then the MMA warp, the load warp, and two that do nothing.
+
+    Registers are of a thread; setmaxnreg takes them for whole warpgroups.
+    """
+
+    groups: int = 2
+    compute_registers: int = 184
+    dq_registers: int = 96
+    other_registers: int = 40
+
+    @property
+    def dq(self) -> range:
+        return range(self.compute.stop, self.compute.stop + WARPGROUP)
+
+    @property
+    def mma(self) -> int:
+        return self.dq.stop
+
+    @property
+    def threads(self) -> int:
+        return WARP_SIZE * (self.dq.stop + WARPGROUP)
+
+
+@dataclass(frozen=True)
+class JointSmem(SmemMap):
+    """own: rows of K and V, columns of K; ring: one place for each copy; results overwrite both at the end.
+
+    ds: 64 queries x 256 keys; staging: PIECE columns of dQ for each warp; stats: L and delta of two tiles of queries
+    """
+
+    own: Region
+    ring: Region
+    ds: Region
+    staging: Region
+    stats: Region
+    ones: Region
+    distances: Region
+    mbarriers: Region
+    ticket: Region
+    tmem_address: Region
+
+
+def table(warps: JointWarps) -> BarrierTable:
+    """CTA 0 waits for warps of both CTAs ("at 0")."""
+    compute = Arrivals("compute", CTAS * len(warps.compute), "at 0")
+    dq = Arrivals("dq", CTAS * len(warps.dq), "at 0")
+    load, mma, once = Arrivals("load", 1, "+ bytes of both"), commit_by("mma"), "once"
+    sent = Arrivals("compute", ROWS), Arrivals("mma", 1, "+ bytes of the other CTA")
+    rows = (
+        Barrier("own_full", OWN, (load,), "mma", "an own tile is ready", once),
+        Barrier("other_full", OTHER, (load,), "mma", "a copy is ready", "other_empty"),
+        Barrier("other_empty", OTHER, (mma,), "load", "a copy's MMAs are done", "other_full"),
+        Barrier("s_ready", CTA, (mma,), "compute", "S is ready", "s_read"),
+        Barrier("s_read", CTA, (compute,), "mma", "S has been read", "s_ready"),
+        Barrier("p_ready", CTA, (compute,), "mma", "P is written", "s_ready"),
+        Barrier("dp_ready", CTA, (mma,), "compute", "dP is ready", "ds_ready"),
+        Barrier("ds_ready", CTA, (compute,), "mma", "dS is in tensor memory", "dp_ready"),
+        Barrier("ds_sent", CTA, sent, "mma", "dS is in shared memory", "dq_ready"),
+        Barrier("ds_there", CTA, (Arrivals("mma", 1, "of 1, at 0"),), "mma", "so it is in CTA 1", "dq_ready"),
+        Barrier("dq_ready", CTA, (mma,), "dq, compute", "dQ is ready, dS has been read", "dq_read"),
+        Barrier("dq_read", CTA, (dq,), "mma", "dQ has been read", "dq_ready"),
+        Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
+    )  # fmt: skip
+    return BarrierTable(rows, {OWN: 3, OTHER: 4, CTA: 1})
+
+
+@dataclass(frozen=True)
+class JointOwner(Owner):
+    """The kernel of all gradients: it owns keys, and both head dims are DEPTH."""
+
+    name: str = "keys"
+    dtype: str = ""
+    depths: tuple[int, int] = (DEPTH, DEPTH)
+    pairs: bool = True
+
+    @property
+    def ctas(self) -> int:
+        return CTAS
+
+    @property
+    def takes_turns(self) -> bool:
+        return True
+
+    @property
+    def other_rows(self) -> int:
+        return ROWS
+
+    @property
+    def warps(self) -> JointWarps:
+        return JointWarps()
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def apart(self) -> None:
+        return None
+
+    @property
+    def p_place(self) -> tuple[int, int]:
+        return 0, ROWS - self.p_columns
+
+    @property
+    def dq_column(self) -> int:
+        """After P of the first warpgroup."""
+        return self.p_columns
+
+    @property
+    def ds_place(self) -> tuple[int, int]:
+        return self.dp_column, self.columns
+
+    def result_column(self, result: int) -> int:
+        """dV before dK."""
+        return (TMEM_COLUMNS - DEPTH, TMEM_COLUMNS - 2 * DEPTH)[result]
+
+    @property
+    def tmem_columns(self) -> int:
+        return TMEM_COLUMNS
+
+    @property
+    def columns_of_keys(self) -> MNMajorTile:
+        """Half of the columns of all keys of the pair: operand B of dQ."""
+        return MNMajorTile(KEYS, DEPTH // CTAS)
+
+    @property
+    def ds_tile(self) -> MNMajorTile:
+        """Half of the queries of a tile: operand A of dQ, stored key by key."""
+        return MNMajorTile(KEYS, ROWS // CTAS)
+
+    def own_offset(self, i: int) -> int:
+        return self.smem.own.offset + i * self.own_tiles[0].nbytes
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of rows or columns of a tile of queries, in one CTA."""
+        return self.tiles[0].nbytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """PIECE columns of dQ of a warp's rows."""
+        return WARP_SIZE * SWIZZLE_BYTES
+
+    @property
+    def barriers(self) -> BarrierTable:
+        return table(self.warps)
+
+    @property
+    def smem(self) -> JointSmem:
+        rows = sum(tile.nbytes for tile in self.own_tiles)
+        return JointSmem.of_sizes(
+            own=rows + self.columns_of_keys.nbytes,
+            ring=4 * self.copy_bytes,
+            ds=self.ds_tile.nbytes,
+            staging=len(self.warps.dq) * self.piece_bytes,
+            stats=2 * self.stats * F32_BYTES,
+            ones=subtracted_sizes.ONES_BYTES,
+            distances=0,
+            mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),
+            ticket=16,
+            tmem_address=TMEM_ADDRESS_BYTES,
+        )
+
+
+assert JointOwner(dtype="bf16").smem.nbytes <= SMEM_CAPACITY_BYTES

@@ -1,0 +1,133 @@
+"""MMA warp of the kernel of all gradients (joint.py): CTA 0 issues the five products of both CTAs.
+
+    turn n       dV += P[n] dO   S[n+1]        dK += dS[n] Q   dP[n+1]   dQ[n] = dS[n] K
+    waits for    P[n]            dQ[n-1] is    dS[n]                     S[n+1] is read,
+                                 read                                    dS[n] in both CTAs
+
+The compute warps make dS[n] during dQ[n-1], dV and S, and P[n+1] during dK, dP and dQ. S[n+1] is in registers before
+dQ[n] is written over it. MMAs run in order, so S[n+1] comes after the product that reads P[n], in the same columns, and
+dP[n+1] after that which reads dS[n].
+
+In CTA 1 this warp only says that its half of dS is in shared memory.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.umma_descriptors import InstructionDescriptor
+from ..blueprint.chip import F32_BYTES
+from ..instructions import mbarriers, tensor_core, tensor_memory
+from ..operands.kv_buffer import mma_tile
+from . import subtracted
+from .joint import DEPTH, DO_COLUMNS, DO_ROWS, K_COLUMNS, Q_COLUMNS, Q_ROWS
+from .owner import ROWS
+from .products import columns_of_steps, instruction
+from .work import Work
+
+
+def await_copy(cta, which: int, n):
+    cta.other_full.wait(which, n & 1)
+
+
+def copy_address(owner, cta, which: int):
+    return cta.ring_address + which * owner.copy_bytes
+
+
+def make(owner, cta, tmem, i: int, n):
+    """S^T (i = 0) or dP^T (1) of turn n: rows of K or V by rows of Q or dO. Frees the rows."""
+    which = (Q_ROWS, DO_ROWS)[i]
+    await_copy(cta, which, n)
+    tile, of_ring = owner.own_tiles[i], owner.tiles[i]
+    own, high, steps = mma_tile(tile, cta.base + owner.own_offset(i), tile.num_steps)
+    other, other_high, other_steps = mma_tile(
+        of_ring, copy_address(owner, cta, which), of_ring.num_steps
+    )
+    to, computes = tmem + (owner.s_column, owner.dp_column)[i], instruction(owner, ROWS)
+    pairs = list(zip(steps, other_steps, strict=True))
+    tensor_core.mma_ss(to, own, other, pairs, computes, high, other_high, accumulate=False)
+    parts = cta.stats_address + (n & 1) * (owner.stats * F32_BYTES)
+    subtracted.subtract(owner, to, cta.ones_address, parts, of_dp=i == 1)
+    (cta.s_ready, cta.dp_ready)[i].commit(0)
+    cta.other_empty.commit(which)
+
+
+def add(owner, cta, tmem, result: int, n):
+    """dK (result 0) += dS^T Q or dV (1) += P^T dO of turn n. Frees the columns of Q or dO."""
+    which = (Q_COLUMNS, DO_COLUMNS)[result]
+    await_copy(cta, which, n)
+    tile = owner.summed_tile(result)
+    start, high, offsets = mma_tile(tile, copy_address(owner, cta, which), tile.num_steps)
+    first, apart = owner.p_place if result else owner.ds_place
+    columns = columns_of_steps(owner.warps.groups, owner.p_columns, apart)
+    steps = list(zip(columns, offsets, strict=True))
+    computes = instruction(owner, DEPTH, b_mn_major=True)
+    to = tmem + owner.result_column(result)
+    tensor_core.mma_ts(to, tmem + first, start, steps, computes, high, accumulate=n > 0)
+    cta.other_empty.commit(which)
+
+
+def make_dq(owner, cta, tmem):
+    """dQ of a tile, 64 queries in each CTA: dS of all keys of the pair by half of the columns of K in each CTA."""
+    a, b = owner.ds_tile, owner.columns_of_keys
+    a_start, a_high, a_steps = mma_tile(a, cta.base + owner.smem.ds.offset, a.num_steps)
+    b_start, b_high, b_steps = mma_tile(b, cta.base + owner.own_offset(K_COLUMNS), b.num_steps)
+    computes = InstructionDescriptor(
+        ROWS, DEPTH, owner.dtype, owner.dtype, a_mn_major=True, b_mn_major=True, cta_group=owner.ctas
+    )
+    pairs = list(zip(a_steps, b_steps, strict=True))
+    to = tmem + owner.dq_column
+    tensor_core.mma_ss(to, a_start, b_start, pairs, computes, a_high, b_high, accumulate=False)
+    cta.dq_ready.commit(0)
+
+
+@cute.jit
+def await_sent(owner: cutlass.Constexpr, cta, n: Int32):
+    """Until this CTA's half of dS is in its shared memory: own warps have fenced their part, this warp fences the other's."""
+    cta.ds_sent.arrive_and_expect(0, owner.ds_tile.nbytes // owner.ctas)
+    mbarriers.wait_for_cluster(cta.ds_sent.mbarriers, n & 1)
+    mbarriers.acquire_shared()
+    cute.arch.fence_proxy("async.shared", space="cluster")
+
+
+@cute.jit
+def say_sent(owner: cutlass.Constexpr, cta, work: Work):
+    """CTA 1, for every turn."""
+    for n in cutlass.range(work.count, unroll=1):
+        await_sent(owner, cta, n)
+        cta.ds_there.arrive(0)
+
+
+@cute.jit
+def run(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
+    """Every product of a pair."""
+    count = work.count
+    if count > 0:
+        cta.own_full.wait(0, 0)
+        make(owner, cta, tmem, 0, Int32(0))
+        cta.own_full.wait(1, 0)
+        make(owner, cta, tmem, 1, Int32(0))
+        cta.s_read.wait(0, 0)
+        for n in cutlass.range(count, unroll=1):
+            cta.p_ready.wait(0, n & 1)
+            tensor_memory.fence_after()
+            add(owner, cta, tmem, 1, n)
+            if n > 0:
+                cta.dq_read.wait(0, (n & 1) ^ 1)
+                tensor_memory.fence_after()
+            if n + 1 < count:
+                make(owner, cta, tmem, 0, n + 1)
+            cta.ds_ready.wait(0, n & 1)
+            tensor_memory.fence_after()
+            add(owner, cta, tmem, 0, n)
+            if n + 1 < count:
+                make(owner, cta, tmem, 1, n + 1)
+            if n == 0:
+                cta.own_full.wait(K_COLUMNS, 0)
+            if n + 1 < count:
+                cta.s_read.wait(0, (n & 1) ^ 1)
+                tensor_memory.fence_after()
+            await_sent(owner, cta, n)
+            cta.ds_there.wait(0, n & 1)
+            make_dq(owner, cta, tmem)
+        cta.done.commit(0)

@@ -157,6 +157,9 @@ class _Run:
         self.stores = {
             cta: CopyEngine(value["tma_rate"], value["store_latency"]) for cta in self.ctas
         }
+        self.sends = {
+            cta: CopyEngine(value["send_rate"], value["remote_arrive"]) for cta in self.ctas
+        }
         mmas = {cta for (cta, _), e in events if e.kind == "mma"}
         # In a pair the even CTA issues for both; the other's copies reach its own half, and the
         # pair's MMA is as slow as the slower half: count one of them.
@@ -320,6 +323,8 @@ class _Run:
             if self.graph is not None:
                 busy = self.stores[warp.cta].busy[-1]
                 self.graph.copied(("stores", warp.cta), self.at, *busy, end, warp.name)
+        elif kind == "send":
+            self._send(now, warp, event)
         elif kind == "flush":
             if self.graph is not None:
                 self.graph.flushed(warp.name)
@@ -392,6 +397,18 @@ class _Run:
         end = self.stores[cta].submit(now, nbytes, rate)
         self._use_shared(cta, end - nbytes / rate, end, nbytes * self.contention)
         return end
+
+    def _send(self, now: float, warp: _Warp, event) -> None:
+        """Stores into the shared memory of another CTA, whose mbarrier counts their bytes."""
+        nbytes = sum(amount for _, _, amount in event.effects)
+        when = self.sends[warp.cta].submit(now, nbytes)
+        if self.graph is not None:
+            busy = self.sends[warp.cta].busy[-1]
+            self.graph.copied(("sends", warp.cta), self.at, *busy, when)
+        for operation, key, amount in event.effects:
+            self._effect(when, operation, key, amount, ("sends", warp.cta))
+        for cta in {key[0] for _, key, _ in event.effects}:
+            self._use_shared(cta, now, when, nbytes * self.contention)
 
     def _use_shared(self, cta: int, start: float, end: float, nbytes: float) -> None:
         """A copy writes or reads bytes of shared memory between two cycles, where an MMA may read."""

@@ -42,7 +42,7 @@ _ALU = {
     "LOP", "CSEL", "IMNMX", "HMNMX2", "VOTE", "MOV32I",
 }  # fmt: skip
 _CONVERT = {"F2FP", "F2F", "F2I", "I2F", "I2FP", "FRND", "F2IP", "I2IP"}
-_SHARED = {"LDS", "STS", "LDSM", "STSM", "ATOMS", "SHFL"}
+_SHARED = {"LDS", "STS", "STAS", "LDSM", "STSM", "ATOMS", "SHFL"}
 _GLOBAL = {"LDG", "LD", "ATOMG", "ATOM"}
 _STORES = {"STG", "ST", "STL", "RED", "REDG"}
 _CONSTANT = {"LDC", "LDCU"}

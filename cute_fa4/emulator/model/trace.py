@@ -7,6 +7,7 @@
     commit     tcgen05.commit                       effects, once the MMAs before it are complete
     load       cp.async.bulk[.tensor]               whether from shared memory; effects at completion: its bytes
     store      the same, cp.reduce, to global       bytes, whether it reduces
+    send       st.async of vectors                  effects at completion: bytes in another CTA
     drain      cp.async.bulk.wait_group             how many groups may stay open
     claim      clusterlaunchcontrol.try_cancel      effects when the response arrives
     bar        bar.sync, bar.arrive                 number, threads, whether it waits
@@ -43,6 +44,7 @@ _KINDS = (
     ("commit", re.compile(r"tcgen05\.commit")),
     ("load", re.compile(r"cp\.async\.bulk\.(tensor\.\w+\.shared|shared)")),
     ("store", re.compile(r"cp\.(reduce\.)?async\.bulk\.(tensor\.\w+\.)?global")),
+    ("send", re.compile(r"st\.async\.(\S+\.)?v[24]\.")),
     ("flush", re.compile(r"cp\.async\.bulk\.commit_group")),
     ("drain", re.compile(r"cp\.async\.bulk\.wait_group")),
     ("claim", re.compile(r"clusterlaunchcontrol\.try_cancel")),

@@ -204,7 +204,7 @@ class BackwardConfig:
             (self.accumulate, "accumulate"),
             (self.listed, "listed"),
             (self.pairs, "pairs"),
-            (self.joint, "joint"),
+            (self.joint, "five_products"),
             (self.wanted, "of_aux_" + "_".join(map(str, self.wanted))),
             (True, self.arch),
         ]

@@ -177,7 +177,9 @@ def gradients(
 def add_in_turns(call: Launch, config, target, results: tuple, stats: torch.Tensor) -> None:
     """One kernel of all gradients (sm100/backward/joint.py): dq is a sum in float32, which counters keep in order."""
     dq, *of_keys = results
-    total = dq if config.accumulate else torch.zeros(dq.shape, dtype=torch.float32, device=dq.device)
+    total = (
+        dq if config.accumulate else torch.zeros(dq.shape, dtype=torch.float32, device=dq.device)
+    )
     heads, lines, _ = stats.shape
     size = heads * lines + 1, COUNTERS
     counters = torch.zeros(size, dtype=torch.int32, device=dq.device)

@@ -57,12 +57,18 @@ class CopyChecks:
         """The copy reads a range of global memory."""
         self._global(np.array([address], np.int64), nbytes, False)
 
-    def writes_global(self, address, nbytes, atomic=False):
-        """The copy writes a range of global memory; atomic: it combines (reductions may meet)."""
-        self._global(np.array([address], np.int64), nbytes, True, 1 + GPU if atomic else 0)
+    def writes_global(self, address, nbytes, atomic=False, adds_floats=False):
+        """The copy writes a range of global memory. atomic, adds_floats: of `_strength`."""
+        strong = self._strength(atomic, adds_floats)
+        self._global(np.array([address], np.int64), nbytes, True, strong)
 
-    def box(self, tensor_map, boxes, write, atomic=False):
-        """The copy reads or writes boxes of a tensor; atomic: it combines (reductions may meet)."""
+    def _strength(self, atomic, adds_floats):
+        """atomic: the copy combines, so it may meet others; adds_floats: and their order changes the sum."""
+        return 1 + GPU if atomic and not (adds_floats and self.order.orders_additions) else 0
+
+    def box(self, tensor_map, boxes, write, atomic=False, adds_floats=False):
+        """The copy reads or writes boxes of a tensor. atomic, adds_floats: of `_strength`."""
+        strong = self._strength(atomic, adds_floats)
         self.tensor_map = tensor_map
         for coordinates, box, _ in boxes:
             clipped = tensor_map.clip(coordinates, box)
@@ -77,7 +83,7 @@ class CopyChecks:
                 nbytes = tensor_map.itemsize
             else:
                 nbytes = extents[-1] * tensor_map.itemsize
-            self._global(starts, nbytes, write, 1 + GPU if atomic else 0)
+            self._global(starts, nbytes, write, strong)
 
     def signals(self, barrier):
         """The copy is complete and signals an mbarrier."""

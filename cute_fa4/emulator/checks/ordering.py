@@ -77,6 +77,9 @@ class Ordering:
         self.level = level
         self.lanes = {} if lanes else None  # warp -> LaneAccesses
         self.notes = [] if notes is None else notes
+        self.orders_additions = (
+            False  # whether unordered bulk additions of floats are errors (copies.py)
+        )
         self.noted = set()  # keys of notes, one per pair of instructions
         self.ptx = level == "ptx"
         self.now = 0

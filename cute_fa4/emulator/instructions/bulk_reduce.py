@@ -27,6 +27,7 @@ _NUMBERS = {
     "u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32, "b64": np.uint64,
     "f16": np.float16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
+FLOATS = "f16", "bf16", "f32", "f64"
 _OPERATIONS = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -71,7 +72,8 @@ def reduce_to_global(warp, ins, match):
         target, offset, size = plain_operands(warp, ins, lane, "bulk reduction")
 
         def write(data, checks, target=target):
-            checks.writes_global(target, len(data), atomic=True)
+            floats = operation == "add" and kind in FLOATS
+            checks.writes_global(target, len(data), atomic=True, adds_floats=floats)
             memory.write(target, combine(operation, kind, memory.read(target, len(data)), data))
 
         read = shared_source(own, offset, size)

@@ -22,6 +22,7 @@ from cute_fa4.emulator.instructions.bulk_operands import (
 )
 from cute_fa4.emulator.instructions.copy_groups import BULK, Copy, groups_of
 from cute_fa4.emulator.instructions.instruction_table import instruction
+from cute_fa4.emulator.machine.tensor_map import FLOATS
 from cute_fa4.emulator.ptx.errors import TensorMapError
 
 
@@ -100,7 +101,8 @@ def _tensor_store(warp, ins, rank, mode, reduce):
             return own.shared.read(offset, nbytes)
 
         def write(data, checks, tensor_map=tensor_map, boxes=boxes, offset=offset):
-            checks.box(tensor_map, boxes, write=True, atomic=reduce is not None)
+            floats = reduce == "add" and tensor_map.dtype in FLOATS
+            checks.box(tensor_map, boxes, write=True, atomic=reduce is not None, adds_floats=floats)
             for c, box, at in boxes:
                 part = data[at : at + tensor_map.box_bytes]
                 tensor_map.store(memory, c, offset + at, part, box=box, reduce=reduce)

@@ -92,7 +92,9 @@ B200: dict[str, Constant] = {
     "tma_latency": Constant(364, "cycles", "197 ns in L2, unloaded (Modal B200) at 1.85 GHz"),
     "tma_rate": Constant(48, "bytes/cycle/SM", "13.3 TB/s L2 bus (chipsandcheese) / 148 / 1.85"),
     "send_rate": Constant(
-        16, "bytes/cycle/SM", "3.3 TB/s between the SMs of clusters of two on an H800 (arXiv 2402.13499)"
+        16,
+        "bytes/cycle/SM",
+        "3.3 TB/s between the SMs of clusters of two on an H800 (arXiv 2402.13499)",
     ),
     "claim": Constant(1000, "cycles", "no source: above a global miss; cluster launch control"),
     "store_latency": Constant(200, "cycles", "until the source is read; no source"),

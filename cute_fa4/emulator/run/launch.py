@@ -48,6 +48,7 @@ CHECKS = {
     "cluster_barrier": "a thread arrived twice at the barrier of the cluster before it waited",
     "fewer_registers": "setmaxnreg.inc to fewer registers than the warp had",
     "lanes": "lanes of a warp touched the same shared memory with no bar.warp.sync between (checks/lanes.py)",
+    "ordered_additions": "bulk additions of floats to the same global bytes had no order: sums could change",
     "mixed_products": "products of two kinds or shapes wrote one accumulator with no commit awaited between them",
     "unfenced_barrier": "a copy or commit signalled an mbarrier of its CTA, and no fence followed its mbarrier.init",
     "operand_layout": "an MMA read an operand with another swizzle or float than TMA wrote (checks/operand_boxes.py)",
@@ -147,6 +148,7 @@ def execute_grid(
         program.place_variables(machine, placed)
         if level is not None:
             machine.ordering = Ordering(level, machine.notes, "lanes" in checks)
+            machine.ordering.orders_additions = "ordered_additions" in checks
             machine.ordering.global_regions = GlobalRegions(machine.memory)
             machine.ordering.global_regions.note_grid_before(
                 machine.ordering, written_before, unwaited

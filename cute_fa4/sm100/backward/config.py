@@ -139,7 +139,7 @@ class BackwardConfig:
 
     @property
     def can_be_joint(self) -> bool:
-        """Whether one kernel can make all gradients: scores without functions or lists, masks whose keys' order counts."""
+        """Whether one kernel can make all gradients (joint.py)."""
         of_functions = self.has_functions or self.listed or bool(self.wanted)
         depths = {align_up(depth, GRANULE) for depth in (self.depth, self.depth_v)}
         return not of_functions and depths == {DEPTH} and mask_fact(self.mask) != "other"

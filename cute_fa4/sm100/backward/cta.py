@@ -1,4 +1,4 @@
-"""What the roles of a CTA of the backward pass share: addresses of shared memory, events, and a compute thread's place."""
+"""What the roles of a CTA of the backward pass share: addresses, events, and the place of a compute thread."""
 
 from dataclasses import dataclass
 

@@ -9,13 +9,13 @@ columns 64 r.. for dV and dK. Columns of tensor memory:
     128 ... 255     dP^T; over it dS^T (128 to 159, 192 to 223)
     256 ... 511     dV, dK
 
-A warpgroup writes P^T and dS^T over scores that it has read itself. dQ takes 64 columns of 128 lanes: lanes 0 to 63 have
-the first half of the depth of 64 queries, the other lanes the second half.
+A warpgroup writes P^T and dS^T over scores that it has read itself. Lanes 0 to 63 of dQ have the first half of the
+depth of 64 queries, the other lanes the second half.
 
-dS is operand A of dK in tensor memory. For dQ it is in shared memory, 64 queries x 256 keys in each CTA. A warpgroup has
-64 queries of 128 keys, so one of each CTA sends its part to the other CTA (joint_compute.py).
+dS is operand A of dK in tensor memory. For dQ it is in shared memory, 64 queries x 256 keys in each CTA. A warpgroup
+has 64 queries of 128 keys, so one in each CTA sends its part to the other CTA (joint_compute.py).
 
-Which columns of K, Q and dO an MMA finds at an address is the same in both CTAs, so columns never share memory with rows.
+Steps of an MMA read the same addresses in both CTAs, so columns of K, Q and dO never share memory with their rows.
 """
 
 from dataclasses import dataclass

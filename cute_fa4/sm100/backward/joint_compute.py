@@ -1,4 +1,4 @@
-"""Compute warps of the kernel of all gradients (joint.py): P = 2^(c (S - L / c)) and dS = P (dP - delta), then dK and dV.
+"""Compute warps of the kernel of all gradients (joint.py): P = 2^(c (S - L / c)), dS = P (dP - delta), then dK and dV.
 
 A thread has a key and 64 queries of a tile. P stays in registers until dP comes.
 
@@ -16,7 +16,6 @@ from cutlass import Int32, select_
 from ..instructions import mbarriers, tensor_memory
 from ..steps import row_math, visibility
 from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, write_words
-from ..sync.pipelines import Slot
 from . import compute, store, weights
 from .operands import OwnerArgs
 from .owner import ROWS

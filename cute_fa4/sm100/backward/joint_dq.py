@@ -2,8 +2,8 @@
 
 A warp has 32 queries and half of the depth of them. Pairs that own later keys of the sequence wait for those with
 earlier ones: each warp has a counter for each tile of queries, which says how many pairs have added. So the order of
-additions depends on the sequence alone. Under a full or a causal mask every pair with earlier keys sees the queries that
-a pair sees, so the number of a pair is how many add before it.
+additions depends on the sequence alone. Under a full or a causal mask, pairs with earlier keys see all queries that a
+pair sees, so its number in the sequence is how many add before it.
 
 A pair takes its number when it begins (take_ticket). It waits only for pairs with smaller ones, which have begun.
 """
@@ -14,7 +14,13 @@ from cutlass import Int32
 
 from ...layouts.scalars import minimum
 from ...tma import copies
-from ...tma.tensor_maps import clipped_store, clipped_store_view, dense_view, make_operand, row_space
+from ...tma.tensor_maps import (
+    clipped_store,
+    clipped_store_view,
+    dense_view,
+    make_operand,
+    row_space,
+)
 from ..blueprint.chip import WARP_SIZE
 from ..instructions import mbarriers, tensor_memory, turns
 from ..pair.barriers import LEADER
@@ -68,7 +74,9 @@ def add_piece(
     first, length, row = rows
     if row < length:
         if cutlass.const_expr(cfg.packed):
-            at, further = clipped_store(WARP_SIZE, first + row, minimum(length - row, WARP_SIZE), head)
+            at, further = clipped_store(
+                WARP_SIZE, first + row, minimum(length - row, WARP_SIZE), head
+            )
         else:
             at, further = row, (head, work.sequence.index)
         copies.store_tile(args.dq, DTYPE, buffer, at, further, first_column=column)
@@ -86,7 +94,7 @@ def tile(
     work: Work,
     at: tuple,
 ):
-    """dQ of one tile of queries. lanes: of the warp, in tensor memory; warp: its number among four; at: (turn, place)"""
+    """dQ of a tile of queries. lanes: of the warp, in tensor memory; warp: its number among four; at: (turn, place)"""
     n, place = at
     cta.dq_ready.wait(0, n & 1)
     tensor_memory.fence_after()

@@ -33,7 +33,10 @@ def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, which: int):
         return
     for half in range(owner.ctas):
         rows = first, length, row + (half - work.rank) * ROWS
-        to, column = at + half * (owner.columns_of_keys.nbytes // owner.ctas), column_of(owner, work)
+        to, column = (
+            at + half * (owner.columns_of_keys.nbytes // owner.ctas),
+            column_of(owner, work),
+        )
         operands.load(cfg, args.columns, to, mbarrier, work.sequence, rows, work.head, column)
 
 

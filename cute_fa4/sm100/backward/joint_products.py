@@ -73,7 +73,13 @@ def make_dq(owner, cta, tmem):
     a_start, a_high, a_steps = mma_tile(a, cta.base + owner.smem.ds.offset, a.num_steps)
     b_start, b_high, b_steps = mma_tile(b, cta.base + owner.own_offset(K_COLUMNS), b.num_steps)
     computes = InstructionDescriptor(
-        ROWS, DEPTH, owner.dtype, owner.dtype, a_mn_major=True, b_mn_major=True, cta_group=owner.ctas
+        ROWS,
+        DEPTH,
+        owner.dtype,
+        owner.dtype,
+        a_mn_major=True,
+        b_mn_major=True,
+        cta_group=owner.ctas,
     )
     pairs = list(zip(a_steps, b_steps, strict=True))
     to = tmem + owner.dq_column
@@ -83,7 +89,7 @@ def make_dq(owner, cta, tmem):
 
 @cute.jit
 def await_sent(owner: cutlass.Constexpr, cta, n: Int32):
-    """Until this CTA's half of dS is in its shared memory: own warps have fenced their part, this warp fences the other's."""
+    """Until this CTA's half of dS is in its shared memory. Own warps fence their part, this warp the other CTA's."""
     cta.ds_sent.arrive_and_expect(0, owner.ds_tile.nbytes // owner.ctas)
     mbarriers.wait_for_cluster(cta.ds_sent.mbarriers, n & 1)
     mbarriers.acquire_shared()

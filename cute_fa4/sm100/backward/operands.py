@@ -51,9 +51,13 @@ class OwnerArgs:
     summed: tuple[
         TMAOperand, ...
     ] = ()  # in a pair: halves of the columns of `others`, one for each of Owner.results
-    columns: TMAOperand | None = None  # halves of the columns of K (joint.py), and there also dq and counters
+    columns: TMAOperand | None = (
+        None  # halves of the columns of K (joint.py), and there also dq and counters
+    )
     dq: TMAOperand | None = None
-    counters: cute.Tensor | None = None  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
+    counters: cute.Tensor | None = (
+        None  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
+    )
     parts: TMAOperand | None = None  # in a pair whose MMAs subtract: parts of L or of delta in `stats`
 
 

@@ -1,8 +1,8 @@
 """Counters in global memory by which CTAs take turns: bulk additions of a turn come after those of the turns before.
 
-A waiter reads with acquire, the one before it adds with release, both in the scope of the GPU. Bulk additions are made
-in the async proxy: a thread that has waited for its own additions (not only for their reads of shared memory) fences
-that proxy before it releases, and the next one fences it after it has acquired.
+A waiter reads with acquire, the one before it adds with release, both in the scope of the GPU, after it has waited for
+its own additions, not only for their reads of shared memory. Additions are made in the async proxy. Whether a completed
+one comes before another CTA's without a proxy fence, the PTX ISA does not say, so both sides have one.
 
 PTX ISA: "ld" with .acquire, "red" with .release, "fence.proxy.async", "cp.async.bulk.wait_group".
 """
@@ -12,7 +12,7 @@ from cutlass._mlir.dialects import llvm
 
 
 def await_turn(counter, turn):
-    """One thread of the warp waits until the counter (Int32 in global memory) has reached `turn`; then the warp goes on."""
+    """The warp waits until the counter (Int32 in global memory) has reached `turn`."""
     text = "{\n.reg .pred reached, one_thread;\n.reg .b32 count;\nelect.sync _|one_thread, 0xffffffff;\n"
     text += "@!one_thread bra REACHED;\nTRY_AGAIN:\nld.acquire.gpu.global.b32 count, [$0];\n"
     text += "setp.ge.s32 reached, count, $1;\n@!reached bra TRY_AGAIN;\nfence.proxy.async.global;\n"

@@ -10,6 +10,7 @@ Left out, because they change nothing:
 
 from tests.sm100.backward.damaged import Defect
 from tests.sm100.backward.operand_defects import OPERANDS
+from tests.sm100.backward.joint_defects import JOINT
 from tests.sm100.backward.pair_defects import PAIRS
 from tests.sm100.backward.wide_defects import WIDE
 
@@ -432,4 +433,5 @@ DEFECTS = {
     **OPERANDS,
     **WIDE,
     **PAIRS,
+    **JOINT,
 }  # fmt: skip

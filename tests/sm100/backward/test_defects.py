@@ -21,6 +21,7 @@ from cute_fa4.reference import (
     gradients_float64,
     max_error,
 )
+from cute_fa4.sm100.blueprint import tuning
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.defects import DEFECTS
 from tests.sm100.backward.problems import Problem, of_kernels, packed, run
@@ -32,6 +33,7 @@ from tests.sm100.backward.test_sums import is_right as sums_are_right
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
 MODES = ("in_order", "hostile", "random")
+CHECKS = "ptx", "ordered_additions"
 BUDGET = 20_000_000  # instructions of a launch, ten times what it needs: some defects never end
 
 # Why each problem has its sizes.
@@ -70,9 +72,14 @@ PROBLEMS = {
     "fp16": Problem(70, 70, dtype=torch.float16),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
     "far below": Problem(130, 140, window=(None, 20)),
+    # two pairs of keys, of which CTA 1 of the second has less than 128, for two tiles of queries of two heads
+    "joint": Problem(200, 470, heads=(2, 1), window=(None, 0)),
+    # the same scores as "far below"; keys end in CTA 0, and CTA 1 has none
+    "joint, far below": Problem(40, 100),
     # log-sum-exps so large that 8 of their bits are far from enough
     "3,000 nats": Problem(130, 140),
 }
+JOINT = "joint", "joint, far below"  # one kernel for all gradients
 PAIRED = ("pairs", "pairs, 128", "pairs that see nothing")  # on pairs of CTAs
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
@@ -95,7 +102,7 @@ def given(name) -> tuple:
     if name == "dlse":
         shape = problem.batch, problem.heads[0], problem.seqlen_q
         dlse = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    if name == "far below":
+    if name.endswith("far below"):
         tensors[0][:], tensors[1][:] = 4.0, -4.0
     if name == "3,000 nats":
         tensors[0].mul_(1000.0)
@@ -107,6 +114,8 @@ def given(name) -> tuple:
 
 
 def is_right(name) -> bool:
+    if name in JOINT:
+        return joint_is_right(name)
     if name in PAIRED:
         with mock.patch.dict(os.environ, {PAIR_VARIABLE: "on"}):
             return dense_is_right(name)
@@ -123,6 +132,14 @@ def is_right(name) -> bool:
     if name in RAGGED:
         return ragged_is_right(**RAGGED[name])
     return dense_is_right(name)
+
+
+def joint_is_right(name) -> bool:
+    (tensors, _), exact, allowed = given(name)
+    window = PROBLEMS[name].window
+    scores = dict(mask=masks.causal() if window == (None, 0) else masks.full())
+    with tuning.using(tuning.shipped().changed(backward_joint=True)):
+        return within(run(*tensors, window, scores=scores), exact, allowed)
 
 
 def dense_is_right(name) -> bool:
@@ -174,7 +191,7 @@ def ragged_is_right(
 
 @pytest.mark.parametrize("name", [*PROBLEMS, *RAGGED])
 def test_without_a_defect_nothing_is_caught(name):
-    with emulator.use(instruction_budget=BUDGET):
+    with emulator.use(checks=CHECKS, instruction_budget=BUDGET):
         assert is_right(name)
 
 
@@ -184,7 +201,7 @@ def test_a_defect_is_caught(own_kernels, monkeypatch, tmp_path, name):
     defect.plant(monkeypatch, tmp_path)
     for mode in MODES:
         try:
-            with emulator.use(mode=mode, seed=1, instruction_budget=BUDGET):
+            with emulator.use(mode, seed=1, checks=CHECKS, instruction_budget=BUDGET):
                 right = is_right(defect.problem)
         except emulator.EmulatorError:
             return

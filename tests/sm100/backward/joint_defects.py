@@ -1,0 +1,59 @@
+"""Defects of the kernel of all gradients: turns of dQ, dS in two CTAs, columns, places that are used again (defects.py)."""
+
+from tests.sm100.backward.damaged import Defect
+
+JOINT = {
+    # --- turns
+    "a pair waits for nobody": Defect("joint_dq", "await_turn(counter, work.number)", "await_turn(counter, 0)", "joint"),
+    "all warps have the first one's counter": Defect("joint_dq", "(COUNTERS // 2) + warp", "(COUNTERS // 2)", "joint"),
+    "a turn ends before additions are complete": Defect("joint_dq", "read=False", "read=True", "joint"),
+    "a turn does not end": Defect("joint_dq", "    turns.end_turn(counter)", "    pass", "joint"),
+    "pairs have the first number": Defect("work", "rest = side_by_side(block,", "rest = side_by_side(0,", "joint"),
+    "heads have one counter": Defect("joint_dq", "head * args.stats.shape[1] + work", "work", "joint"),
+    # --- dS
+    "dS of both CTAs has the first keys": Defect("joint_compute", "work.rank * ROWS + thread.row", "thread.row", "joint"),
+    "dS is sent to its own CTA": Defect("joint_compute", "other = work.rank ^ 1", "other = work.rank", "joint"),
+    "dS is written before dQ has been made": Defect(
+        "joint_compute", "        cta.dq_ready.wait(0, (n & 1) ^ 1)", "        pass", "joint",
+    ),
+    "own dS is not fenced": Defect(
+        "joint_compute", '        cute.arch.fence_proxy("async.shared", space="cta")', "        pass", "joint",
+    ),
+    "dS of the other CTA is not fenced": Defect(
+        "joint_products", '    cute.arch.fence_proxy("async.shared", space="cluster")', "    pass", "joint",
+    ),
+    "bytes of the other CTA are not announced": Defect(
+        "joint_products", "owner.ds_tile.nbytes // owner.ctas", "0", "joint",
+    ),
+    "CTA 1 has no dS": Defect("joint_products", "            cta.ds_there.wait(0, n & 1)\n", "", "joint"),
+    # --- columns and rows
+    "both CTAs load the same columns": Defect("joint_load", "work.rank * (joint.DEPTH", "0 * (joint.DEPTH", "joint"),
+    "columns of its own keys": Defect("joint_load", "(half - work.rank) * ROWS", "0", "joint"),
+    "both CTAs load the same queries": Defect("joint_load", "row + of_cta\n", "row\n", "joint"),
+    "both CTAs subtract the same numbers": Defect("joint_load", "STATS + of_cta * NUMBERS_A_ROW", "STATS", "joint"),
+    "both CTAs add the same queries": Defect(
+        "joint_dq", "work.rank * owner.tiles[0].rows + warp", "warp", "joint",
+    ),
+    "dQ has the first columns twice": Defect("joint_dq", "warp // 2 * (DEPTH // 2) + piece", "piece", "joint"),
+    "parts of L and delta have one place": Defect("joint_load", "(n & 1) * stats_bytes", "0 * stats_bytes", "joint"),
+    # --- places that are used again
+    "S over dQ that is not read": Defect(
+        "joint_products", "                cta.dq_read.wait(0, (n & 1) ^ 1)", "                pass", "joint",
+    ),
+    "dQ over S that is not read": Defect(
+        "joint_products", "                cta.s_read.wait(0, (n & 1) ^ 1)", "                pass", "joint",
+    ),
+    "a piece of dQ over the one before": Defect(
+        "joint_dq", "            cute.arch.cp_async_bulk_wait_group(0, read=True)", "            pass", "joint",
+    ),
+    "columns of K are not awaited": Defect(
+        "joint_products", "                cta.own_full.wait(K_COLUMNS, 0)", "                pass", "joint",
+    ),
+    # --- keys that do not exist
+    "keys beyond the end have weights": Defect(
+        "joint_compute", "        word = select_(key < work.sequence.length_k, word, Int32(0))\n", "", "joint, far below",
+    ),
+    "no tile is cut by the end of keys": Defect(
+        "joint_compute", "cut | (work.row + ROWS > work.sequence.length_k)", "cut", "joint, far below",
+    ),
+}  # fmt: skip

@@ -1,0 +1,213 @@
+"""One kernel for all gradients, with five products: against float64, against the two owners, and in every schedule.
+
+dK and dV add the same products in the same order of 16 values as those of the two owners, so they have the same bits.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cute_fa4 import emulator, masks
+from cute_fa4.calls.backward import Scores
+from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
+from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.backward.joint import JointOwner
+from cute_fa4.sm100.backward.work import HEADS_SIDE_BY_SIDE, side_by_side
+from cute_fa4.sm100.blueprint import tuning
+from cute_fa4.sm100.blueprint.chip import REGISTERS_PER_SM, WARP_SIZE
+from tests.sm100.backward.problems import Problem, of_kernels, packed, run
+from tests.suite import turns
+
+CAUSAL = (None, 0)
+
+PROBLEMS = {
+    "one tile of queries, a pair of keys": Problem(128, 256),
+    # CTA 1 of the last pair has no keys, and no queries of the last tile
+    "ragged ends of both sides": Problem(300, 320, heads=(2, 1)),
+    "one row and one key": Problem(1, 1),
+    # every place is used five times, by three pairs that take turns
+    "many tiles": Problem(400, 600, window=CAUSAL),
+    "causal, more keys": Problem(140, 400, window=CAUSAL),
+    "causal, more queries: the first 130 see nothing": Problem(330, 200, window=CAUSAL),
+    "causal, keys that no query sees": Problem(10, 600, window=(None, -280)),
+    "two groups, batch of two": Problem(130, 270, heads=(4, 2), batch=2, window=CAUSAL),
+    "more heads than are side by side": Problem(40, 260, heads=(9, 9)),
+    "fp16": Problem(200, 300, dtype=torch.float16, window=CAUSAL),
+    "head dims that are padded": Problem(130, 300, depths=(72, 104)),
+}  # fmt: skip
+
+
+def mask_of(window) -> masks.BoundMask:
+    """The mask of a causal call whose last query sees the key at window[1] from its own."""
+    if window == CAUSAL:
+        return masks.causal()
+    return masks.full() if window == (None, None) else masks.BoundMask(masks.causal().mask, ())
+
+
+def gradients(problem: Problem, tensors, joint: bool = True, **options) -> tuple:
+    of_call = dict(mask=mask_of(problem.window))
+    with tuning.using(tuning.shipped().changed(backward_joint=joint)):
+        return run(*tensors, problem.window, scores=of_call, **options)
+
+
+def with_kernels(call) -> list[str]:
+    """Names of the kernels that a call launches."""
+    names: list[str] = []
+
+    def seen(name, ptx):
+        names.append(name)
+        return ptx
+
+    with emulator.use(transform=seen):
+        call()
+    return names
+
+
+@pytest.mark.parametrize("name", turns.by_turns(PROBLEMS))
+def test_gradients_are_those_of_float64_within_their_roundings(name):
+    problem = PROBLEMS[name]
+    tensors = problem.tensors()
+    exact = gradients_float64(*tensors, window_size=problem.window)
+    allowed = allowed_gradient_errors(*tensors, window_size=problem.window)
+    for which, found, wanted, most in zip(
+        ("dq", "dk", "dv"), gradients(problem, tensors), exact, allowed, strict=True
+    ):
+        assert max_error(found, wanted) <= most, which
+
+
+@pytest.mark.parametrize("name", ["ragged ends of both sides", "head dims that are padded"])
+def test_dk_and_dv_have_the_bits_of_two_owners(name):
+    problem = PROBLEMS[name]
+    tensors = problem.tensors()
+    joint, apart = (gradients(problem, tensors, on) for on in (True, False))
+    assert all(a.equal(b) for a, b in zip(joint[1:], apart[1:], strict=True))
+
+
+@pytest.mark.parametrize("mode", ["hostile", "random", "together"])
+def test_no_schedule_changes_a_bit(mode):
+    """Three pairs add to the dQ of the last queries, of two heads each."""
+    problem = Problem(280, 600, heads=(2, 1), window=CAUSAL)
+    tensors = problem.tensors()
+    first = gradients(problem, tensors)
+    with emulator.use(mode=mode, seed=7):
+        again = gradients(problem, tensors)
+    assert all(a.equal(b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_sequence_has_the_gradients_that_it_has_alone():
+    problem = Problem(150, 300, heads=(2, 1), batch=3, window=CAUSAL)
+    tensors = problem.tensors()
+    together = gradients(problem, tensors)
+    alone = gradients(replace(problem, batch=1), [x[1:2] for x in tensors])
+    assert all(a[1:2].equal(b) for a, b in zip(together, alone, strict=True))
+
+
+def test_gradients_in_float32_are_those_before_they_are_rounded():
+    problem = Problem(200, 300, heads=(2, 1), window=CAUSAL)
+    tensors = problem.tensors()
+    rounded = gradients(problem, tensors)
+    for found, expected in zip(gradients(problem, tensors, sums=0.0), rounded, strict=True):
+        assert found.dtype is torch.float32 and found.to(problem.dtype).equal(expected)
+        assert not found.equal(expected.float())
+
+
+def test_gradients_are_added_to_float32():
+    problem = Problem(130, 280, window=CAUSAL)
+    tensors = problem.tensors()
+    exact = gradients_float64(*tensors, window_size=CAUSAL)
+    allowed = allowed_gradient_errors(*tensors, window_size=CAUSAL)
+    found = gradients(problem, tensors, sums=1.0)
+    assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
+
+
+def test_the_gradient_of_the_log_sum_exp_is_part_of_it():
+    problem = Problem(200, 150, heads=(2, 1), window=CAUSAL)
+    tensors = problem.tensors()
+    dlse = torch.randn(1, 2, 200, generator=torch.Generator().manual_seed(1))
+    exact = gradients_float64(*tensors, dlse, window_size=CAUSAL)
+    allowed = allowed_gradient_errors(*tensors, dlse, window_size=CAUSAL)
+    found = gradients(problem, tensors, dlse=dlse)
+    assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
+
+
+LENGTHS = (100, 90), (300, 260), (30, 270)  # of queries and keys: pairs end in each of their CTAs
+
+
+@pytest.mark.parametrize("padding", [0, 7])
+def test_packed_sequences_have_the_bits_of_two_owners_or_alone(padding):
+    """padding: rows of NaN after each sequence, which lengths of their own leave out."""
+    parts = [Problem(*lengths, heads=(2, 1)).tensors(n) for n, lengths in enumerate(LENGTHS)]
+    options = [dict(window_size=CAUSAL)] * len(parts)
+    of, dout, _ = packed(parts, options, padding, hidden=11 if padding else 0)
+    scores = Scores(of.q.shape[-1] ** -0.5, masks.causal())
+    joint, apart = [], []
+    for out, on in ((joint, True), (apart, False)):
+        with tuning.using(tuning.shipped().changed(backward_joint=on)):
+            out += of_kernels(of, dout, None, scores)[:3]
+    assert all(a.equal(b) for a, b in zip(joint[1:], apart[1:], strict=True))
+    assert not joint[0].isnan().any()
+    torch.testing.assert_close(joint[0], apart[0], rtol=2**-6, atol=2**-8)
+    if not padding:
+        first, rows = LENGTHS[0][0], LENGTHS[1][0]
+        alone = gradients(Problem(*LENGTHS[1], heads=(2, 1), window=CAUSAL), parts[1])
+        assert alone[0][0].equal(joint[0][first : first + rows])
+
+
+def test_rows_of_no_sequence_keep_what_they_hold():
+    """Results of 16 bits in place: a copy of the float32 sum would overwrite such rows, so two owners run."""
+    parts = [Problem(*lengths, heads=(2, 1)).tensors(n) for n, lengths in enumerate(LENGTHS[:2])]
+    of, dout, _ = packed(parts, [{}] * 2, 7, hidden=0)
+    from cute_fa4.calls import backward
+
+    written = tuple(torch.full_like(x, 5.0) for x in of[:3])
+    scores = Scores(of.q.shape[-1] ** -0.5, masks.full())
+    with tuning.using(tuning.shipped().changed(backward_joint=True)):
+        names = with_kernels(lambda: backward.gradients(of, dout, None, scores, written))
+    assert not any("five_products" in name for name in names)
+    assert (written[0][LENGTHS[0][0] : LENGTHS[0][0] + 7] == 5.0).all()
+
+
+def test_another_call_finds_counters_at_zero():
+    """Counters and the float32 sum belong to a call: the second one has the bits of the first."""
+    problem = Problem(130, 300)
+    tensors = problem.tensors()
+    first, second = (gradients(problem, tensors) for _ in range(2))
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_number_is_a_pair_of_each_head_once():
+    """The numbers of a grid are all (tile, head), and a tile comes after the tiles before it of its head."""
+    for tiles in (1, 3):
+        for heads in (1, HEADS_SIDE_BY_SIDE, 2 * HEADS_SIDE_BY_SIDE + 3):
+            seen = [side_by_side(n, tiles, heads) for n in range(tiles * heads)]
+            assert sorted(seen) == [(tile, head) for tile in range(tiles) for head in range(heads)]
+            for head in range(heads):
+                assert [tile for tile, of in seen if of == head] == list(range(tiles))
+
+
+def test_warps_have_the_registers_of_an_sm():
+    warps = JointOwner(dtype="bf16").warps
+    groups = len(warps.compute), len(warps.dq), warps.threads // WARP_SIZE - warps.dq.stop
+    used = zip(
+        groups, (warps.compute_registers, warps.dq_registers, warps.other_registers), strict=True
+    )
+    assert sum(n * registers for n, registers in used) * WARP_SIZE <= REGISTERS_PER_SM
+
+
+def test_which_calls_have_one_kernel():
+    """None by default; where the table asks, head dims of 65 to 128 without functions, lists, windows."""
+    causal, window = masks.causal().mask, masks.window(64, 0).mask
+    assert not BackwardConfig("bf16", 128, 128).joint
+    with tuning.using(tuning.shipped().changed(backward_joint=True)):
+        for depths in ((128, 128), (72, 128), (128, 65 + 7)):
+            assert BackwardConfig("bf16", *depths, mask=causal).joint
+        others = (
+            dict(depth=64), dict(depth_v=64), dict(depth=136), dict(mask=window), dict(listed=True), dict(pairs=True),
+            dict(pairs=False),
+        )  # fmt: skip
+        for other in others:
+            assert not BackwardConfig(
+                **{"dtype": "bf16", "depth": 128, "depth_v": 128, **other}
+            ).joint
+    assert BackwardConfig("bf16", 256, 256, joint=True) == BackwardConfig("bf16", 256, 256)

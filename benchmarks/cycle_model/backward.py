@@ -3,7 +3,8 @@
     python -m benchmarks.cycle_model.backward            # prints whole causal calls; some minutes
 
 Cycles of an SM for a tile of 128 x 128 scores in the steady state, without a mask. A CTA of ours has 128 queries or 128
-keys, a pair 256, and passes the tiles of the other side. A pair of CTAs of theirs has 256 keys, and passes the queries.
+keys, a pair 256, and passes the tiles of the other side. The kernel of all gradients has pairs of 256 keys. A pair of
+CTAs of theirs has 256 keys, and passes the queries.
 
 MMAs wait for whatever else uses shared memory: copies, and with the constant `contention` warps, bulk stores and
 reductions. The tables of the forward pass were fitted without the latter.
@@ -26,11 +27,17 @@ from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
 from cute_fa4.emulator.model.report import Profiles, profiling
 from cute_fa4.sm100.backward.config import BackwardConfig
+from cute_fa4.sm100.backward.joint import KEYS
+from cute_fa4.sm100.backward.owner import HEADS_SIDE_BY_SIDE
+from cute_fa4.sm100.blueprint import tuning
+from cute_fa4.sm100.blueprint.chip import F32_BYTES
 
 ROWS = 128
 TURNS = 4, 8  # of the loop; what the second adds is the steady state
 DEPTHS = (64, 64), (128, 128), (192, 128), (256, 256)  # of q and k, of v
 OF_THEIRS = (64, 64), (128, 128)
+JOINT = "joint"  # the kernel of all gradients, by the part of its name that tells it apart
+OF_JOINT = ((128, 128),)
 CLOCK_GHZ, SMS = 1.85, 148
 CALLS = (8192, 64), (16384, 16)  # queries, heads of all sequences
 
@@ -50,11 +57,17 @@ def zeros(rows: int, keys: int, depths: tuple[int, int], **options) -> list[torc
 
 @cache  # a run has all kernels of the call
 def run_ours(
-    rows: int, keys: int, depths: tuple[int, int], mask: masks.BoundMask | None = None, cta: int = 0
+    rows: int,
+    keys: int,
+    depths: tuple[int, int],
+    mask: masks.BoundMask | None = None,
+    cta: int = 0,
+    joint: bool = False,
 ) -> Profiles:
-    """cta: number of the recorded one of each kernel, or of the pair."""
+    """cta: number of the recorded one of each kernel, or of the pair. joint: one kernel makes all gradients."""
     q, k, v, out, dout = zeros(rows, keys, depths)
-    with profiling(cta, constants()) as found:
+    table = tuning.active().changed(backward_joint=joint)
+    with tuning.using(table), profiling(cta, constants()) as found:
         of = Attended(q, k, v, out, torch.zeros(1, 1, rows))
         gradients(of, dout, None, Scores(depths[0] ** -0.5, mask or masks.full()))
     return found
@@ -82,6 +95,8 @@ def kernels_of(depths: tuple[int, int]) -> tuple[str, ...]:
 
 def rows_of(kernel: str, depths: tuple[int, int]) -> int:
     """Own rows of a CTA of ours, or of a pair."""
+    if kernel == JOINT:
+        return KEYS
     config = BackwardConfig("bf16", *depths)
     owners = (config.owner("queries"), *config.owners_of_keys)
     return ROWS * owners[kernels_of(depths).index(kernel)].ctas
@@ -92,12 +107,13 @@ def launch(maker: str, kernel: str, depths: tuple[int, int], turns: int) -> Laun
     ours = maker == OURS
     own = rows_of(kernel, depths) if ours else ROWS
     rows, keys = (own, ROWS * turns) if kernel == "dq" else (ROWS * turns, own)
+    joint = kernel == JOINT
     run = (
-        partial(run_ours, rows, keys, depths)
+        partial(run_ours, rows, keys, depths, joint=joint)
         if ours
         else partial(run_theirs, rows, 2 * ROWS, depths)
     )
-    config = (lambda: BackwardConfig("bf16", *depths)) if ours else None
+    config = (lambda: BackwardConfig("bf16", *depths, joint=joint)) if ours else None
     of = f"{maker} backward d{depths[0]}/{depths[1]}"
     part = f"_{kernel}_" if ours else kernel
     return Launch(f"{of} {kernel} {turns} tiles", of, run, config, part, maker, constants())
@@ -108,6 +124,7 @@ def loops() -> list[tuple[str, str, tuple[int, int]]]:
     found = []
     for depths in DEPTHS:
         found += [(OURS, kernel, depths) for kernel in kernels_of(depths)]
+        found += [(OURS, JOINT, depths)] * (depths in OF_JOINT)
         found += [(THEIRS, "bwd_sm100", depths)] * (depths in OF_THEIRS)
     return found
 
@@ -121,17 +138,18 @@ def cycles_of(few: float, many: float) -> float:
     return (many - few) / (TURNS[1] - TURNS[0])
 
 
-def causal_ctas(depths: tuple[int, int]) -> list[tuple[float, float, int]]:
+def causal_ctas(depths: tuple[int, int], joint: bool = False) -> list[tuple[float, float, int]]:
     """(cycles of a tile, cycles besides, CTAs that share MMAs) of a CTA of each kernel; one tile of it is cut.
 
     Long CTAs come first. Those of a pair see the same tiles. All kernels of these head dims are of one kind.
     """
     most = TURNS[-1]
-    (shared,) = {rows_of(kernel, depths) // ROWS for kernel in kernels_of(depths)}
+    names = (JOINT,) if joint else kernels_of(depths)
+    (shared,) = {rows_of(kernel, depths) // ROWS for kernel in names}
     few, many = (
         {
             x.kernel: x.cycles
-            for x in run_ours(*[ROWS * most] * 2, depths, masks.causal(), number).kernels
+            for x in run_ours(*[ROWS * most] * 2, depths, masks.causal(), number, joint).kernels
         }
         for number in ((most - TURNS[0]) // shared, 0)
     )
@@ -153,15 +171,45 @@ def causal_microseconds(
     return out
 
 
+def sum_microseconds(seqlen: int, heads: int, depth: int) -> float:
+    """Of the float32 sum of dQ, which memory bounds: zeros, then a copy in 16 bits, a launch each."""
+    found = constants()
+    nbytes = seqlen * heads * depth * (2 * F32_BYTES + torch.bfloat16.itemsize)
+    return nbytes / found["hbm_tbs"].value * 1e-6 + 2 * found["kernel_start_us"].value
+
+
+def joint_microseconds(
+    kernels: list[tuple[float, float, int]], seqlen: int, heads: int, depths: tuple[int, int]
+) -> float:
+    """A causal call by the kernel of all gradients, with few heads side by side; waits for turns are not modeled."""
+    ((cycles, besides, shared),) = kernels
+    none = causal_microseconds([], seqlen, heads, depths[1])
+    longest_first = range(seqlen // ROWS, 0, -shared)
+    ctas = [
+        tiles * cycles + besides
+        for first in range(0, heads, HEADS_SIDE_BY_SIDE)
+        for tiles in longest_first
+        for _ in range(min(HEADS_SIDE_BY_SIDE, heads - first))
+    ]
+    kernel = makespan(ctas, SMS // shared) / CLOCK_GHZ * 1e-3
+    return none + kernel + sum_microseconds(seqlen, heads, depths[0])
+
+
 def causal_calls() -> str:
     lines = []
-    for depths in DEPTHS:
-        ctas = causal_ctas(depths)
+    for depths, joint in [(x, False) for x in DEPTHS] + [(x, True) for x in OF_JOINT]:
+        ctas = causal_ctas(depths, joint)
         for seqlen, heads in CALLS:
             tiles = (seqlen / ROWS) ** 2 / 2 * heads
-            us = causal_microseconds(ctas, seqlen, heads, depths[1])
+            if joint:
+                us = joint_microseconds(ctas, seqlen, heads, depths)
+            else:
+                us = causal_microseconds(ctas, seqlen, heads, depths[1])
             speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
-            lines.append(f"{depths}, {seqlen} x {heads} heads: {us:.0f} us, {speed:.0f} TFLOPS")
+            kernels = ", one kernel" * joint
+            lines.append(
+                f"{depths}, {seqlen} x {heads} heads{kernels}: {us:.0f} us, {speed:.0f} TFLOPS"
+            )
     return "\n".join(lines)
 
 
@@ -175,6 +223,12 @@ def teraflops(cycles: float, depths: tuple[int, int]) -> float:
     return flops / cycles * SMS * CLOCK_GHZ * 1e-3
 
 
+def one_call(loop: tuple[str, str, tuple[int, int]]) -> tuple:
+    """What loops of one call have in common."""
+    maker, kernel, depths = loop
+    return maker, depths, kernel == JOINT
+
+
 def table(cost: Cost = profiled.recorded) -> str:
     """Cycles: of a tile of scores; busy: share of them in which the tensor core works."""
     lines = [
@@ -185,7 +239,7 @@ def table(cost: Cost = profiled.recorded) -> str:
     cycles = {loop: cycles_of(*(each.cycles for each in both)) for loop, both in used.items()}
     for loop, (few, many) in used.items():
         maker, kernel, depths = loop
-        every = [each for each in used if (each[0], each[2]) == (maker, depths)]
+        every = [each for each in used if one_call(each) == one_call(loop)]
         speed = teraflops(sum(cycles[each] for each in every), depths)
         busy = f"{many.busy['tensor core']:.0%}" if many.busy else "nan"
         cells = "/".join(map(str, depths)), maker, kernel, marked(f"{cycles[loop]:,.0f}", few, many)

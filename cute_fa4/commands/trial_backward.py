@@ -52,7 +52,7 @@ def worst(config: BackwardConfig, device: str) -> tuple[float, float]:
     moved: list[Any] = [None if x is None else x.to(device) for x in tensors]
     *of, dout_there, dlse_there = moved
     scores = Scores(config.depth**-0.5, bound)
-    table = tuning.active().changed(backward_pairs=config.pairs)
+    table = tuning.active().changed(backward_pairs=config.pairs, backward_joint=config.joint)
     with tuning.using(table):
         found = gradients(Attended(*of, *lengths), dout_there, dlse_there, scores)[:3]
     exact = gradients_float64(q, k, v, dout, dlse, **options)

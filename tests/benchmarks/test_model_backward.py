@@ -6,7 +6,14 @@ from benchmarks.cycle_model import backward, profiled
 from benchmarks.cycle_model.kernels import OURS
 
 # Products with the depth of q and k, and with that of v: 7 of two owners, 8 of three kernels, 5 of one.
-PRODUCTS = {"dq": (2, 1), "dkv": (2, 2), "dk": (2, 1), "dv": (1, 1), "bwd_sm100": (3, 2)}
+PRODUCTS = {
+    "dq": (2, 1),
+    "dkv": (2, 2),
+    "dk": (2, 1),
+    "dv": (1, 1),
+    "bwd_sm100": (3, 2),
+    "joint": (3, 2),
+}
 
 
 @pytest.mark.parametrize("loop", backward.loops(), ids=lambda loop: f"{loop[1]} {loop[2]}")

@@ -1,4 +1,4 @@
-"""What the roles of a CTA of the backward pass share: addresses, events, and the place of a compute thread."""
+"""The shared state of the roles of a CTA of the backward pass: addresses, events, the place of a compute thread."""
 
 from dataclasses import dataclass
 

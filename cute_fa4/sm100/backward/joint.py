@@ -191,7 +191,7 @@ class JointOwner(Owner):
 
     @property
     def copy_bytes(self) -> int:
-        """Of rows or columns of a tile of queries, in one CTA."""
+        """Rows or columns of a tile of queries, in one CTA."""
         return self.tiles[0].nbytes
 
     @property

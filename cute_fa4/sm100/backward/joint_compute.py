@@ -6,7 +6,7 @@ A thread has a key and 64 queries of a tile. P stays in registers until dP comes
                                                              -> shared memory of the CTA that has these queries of dQ
 
 A warpgroup whose queries belong to its own CTA stores dS there. The other sends it to the other CTA, whose mbarrier
-counts the bytes (st.async). Both wait until dQ of the turn before has been made of what was there.
+counts the bytes (st.async). Both wait until dQ of the turn before has been made of the dS before.
 """
 
 import cutlass

@@ -9,8 +9,8 @@ Left out, because they change nothing:
 """
 
 from tests.sm100.backward.damaged import Defect
-from tests.sm100.backward.operand_defects import OPERANDS
 from tests.sm100.backward.joint_defects import JOINT
+from tests.sm100.backward.operand_defects import OPERANDS
 from tests.sm100.backward.pair_defects import PAIRS
 from tests.sm100.backward.wide_defects import WIDE
 

@@ -1,17 +1,17 @@
-"""Defects of the kernel of all gradients: turns of dQ, dS in two CTAs, columns, places that are used again (defects.py)."""
+"""Defects of the kernel of all gradients: turns of dQ, dS in two CTAs, columns, places (defects.py)."""
 
 from tests.sm100.backward.damaged import Defect
 
 JOINT = {
     # --- turns
-    "a pair waits for nobody": Defect("joint_dq", "await_turn(counter, work.number)", "await_turn(counter, 0)", "joint"),
+    "a pair waits for nobody": Defect("joint_dq", "turn(counter, work.number)", "turn(counter, 0)", "joint"),
     "all warps have the first one's counter": Defect("joint_dq", "(COUNTERS // 2) + warp", "(COUNTERS // 2)", "joint"),
     "a turn ends before additions are complete": Defect("joint_dq", "read=False", "read=True", "joint"),
     "a turn does not end": Defect("joint_dq", "    turns.end_turn(counter)", "    pass", "joint"),
     "pairs have the first number": Defect("work", "rest = side_by_side(block,", "rest = side_by_side(0,", "joint"),
     "heads have one counter": Defect("joint_dq", "head * args.stats.shape[1] + work", "work", "joint"),
     # --- dS
-    "dS of both CTAs has the first keys": Defect("joint_compute", "work.rank * ROWS + thread.row", "thread.row", "joint"),
+    "dS of both CTAs has the first keys": Defect("joint_compute", "work.rank * ROWS + thread", "thread", "joint"),
     "dS is sent to its own CTA": Defect("joint_compute", "other = work.rank ^ 1", "other = work.rank", "joint"),
     "dS is written before dQ has been made": Defect(
         "joint_compute", "        cta.dq_ready.wait(0, (n & 1) ^ 1)", "        pass", "joint",
@@ -51,7 +51,7 @@ JOINT = {
     ),
     # --- keys that do not exist
     "keys beyond the end have weights": Defect(
-        "joint_compute", "        word = select_(key < work.sequence.length_k, word, Int32(0))\n", "", "joint, far below",
+        "joint_compute", "select_(key < work.sequence.length_k, word, Int32(0))", "word", "joint, far below",
     ),
     "no tile is cut by the end of keys": Defect(
         "joint_compute", "cut | (work.row + ROWS > work.sequence.length_k)", "cut", "joint, far below",

@@ -58,7 +58,9 @@ class OwnerArgs:
     counters: cute.Tensor | None = (
         None  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
     )
-    parts: TMAOperand | None = None  # in a pair whose MMAs subtract: parts of L or of delta in `stats`
+    parts: TMAOperand | None = (
+        None  # in a pair whose MMAs subtract: parts of L or of delta in `stats`
+    )
 
 
 def load_operands(cfg, depths: tuple, tensors: tuple, rows: int, ctas=(1, 1)) -> tuple:

@@ -33,7 +33,7 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs):
         initialise(cta.own_full.mbarriers, counts)
     ones = cute.recast_ptr(base + smem.ones.offset, dtype=Int32)
     words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
-    subtracted.write_ones(words, cute.arch.thread_idx()[0], warps.threads)
+    subtracted.write_ones(owner, words, cute.arch.thread_idx()[0], warps.threads)
     cute.arch.fence_proxy("async.shared", space="cta")
     allocate(owner.tmem_columns, address, warp, warps.mma)
     cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)

@@ -54,7 +54,7 @@ NARROW = 192, 128
 # Slots of each part of the ring, the most first. Tile 0 is read from S to the sum of dS, tile 1 for a shorter time.
 RINGS = (4, 4), (4, 3), (3, 3), (3, 2), (3, 1), (2, 2), (2, 1), (1, 1)
 RINGS_OF_PAIRS = (8, 8), (6, 6), (6, 4), *RINGS  # own tiles that move may take four slots
-# Of rows of tile 0, its columns, rows of tile 1: an own tile that moves may take two slots of the first.
+# Those of rows of tile 0, its columns, rows of tile 1: an own tile that moves may take two slots of the first.
 RINGS_OF_HALVES = (8, 8, 8), (3, 2, 2), (2, 2, 2), (2, 1, 1), (1, 1, 1)
 LANES = 32  # rows of a warp
 COLUMNS = 32  # of a tile, those of a compute thread: more warps hide the latencies of few
@@ -81,7 +81,7 @@ class BackwardSmem(SmemMap):
 
 @dataclass(frozen=True)
 class Part:
-    """What a ring holds of the tiles of the other side, for one product or for two.
+    """A form in which a ring holds tiles of the other side, for one product or for two.
 
     tile    0 or 1
     made    S or dP reads it: all columns, in a pair half of the rows
@@ -188,7 +188,7 @@ class Owner:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What the ring holds, in the order in which a turn loads it.
+        """Forms of tiles in the ring, in the order in which a turn loads them.
 
         >>> [(x.tile, x.made, x.summed) for x in Owner("queries", "bf16", (256, 256)).parts]
         [(0, True, True), (1, True, False)]
@@ -404,7 +404,7 @@ class Owner:
 
     @property
     def ones_bytes(self) -> int:
-        """Of the constant operand, where MMAs subtract."""
+        """The constant operand, where MMAs subtract."""
         alone, of_pair = subtracted_sizes.ONES_BYTES, subtracted_sizes.ONES_BYTES_OF_PAIR
         return of_pair if self.ctas > 1 else alone
 

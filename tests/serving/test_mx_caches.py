@@ -164,7 +164,7 @@ def test_capabilities_and_model_lists_know_the_cache():
         assert row.runs and row.families == ("mhawiden2q" if "seqlen_q" in more else "mhawiden",)
     wide = dict(head_dim=192, head_dim_v=128, cache_seqlens=True, seqlen_q=500)
     [row] = capabilities(**ask, group=8, **wide)
-    assert row.runs and row.families == ("mhawidewiden",)
+    assert row.runs and row.families == ("mhawiden2q",)
     [row] = capabilities(**ask, group=8, head_dim=96, cache_seqlens=True)
     assert not row.runs and "head_dim 96 over k_cache and v_cache of MXFP8" in row.reasons[0]
     listed = configs_for_model(

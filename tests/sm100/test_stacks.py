@@ -131,6 +131,15 @@ CASES = {
     "few rows over 8 bits": ("mhawiden", DEQUANTIZED | D128 | FEW | pages(16), False),
     "few rows over 8 bits, gathered": ("mhawiden", DEQUANTIZED | D128 | FEW | pages(3), False),
     "two query tiles over 8 bits": ("mhawiden2q", DEQUANTIZED | D128 | queries(16), False),
+    "two query tiles of 192 columns over 8 bits": ("mhawiden2q", DEQUANTIZED | OF_192 | queries(16), False),
+    "two query tiles of 192 columns over NVFP4": ("mhawiden2q", OF_BLOCKS | OF_192 | queries(16), False),
+    "two query tiles of 192 columns over NVFP4, gathered": ("mhawiden2q", OF_BLOCKS | OF_192 | queries(3), False),
+    "two query tiles of 192 columns over NVFP4, causal, interleaved": (
+        "mhawiden2q", OF_BLOCKS | OF_192 | queries(16) | MIXED_SCALES | dict(mask=masks.Causal()), False
+    ),
+    "two query tiles of 192 columns over MXFP8": (
+        "mhawiden2q", OF_BLOCKS | OF_192 | queries(16) | dict(kv_dtype="mxe4m3"), False
+    ),
     "wide heads over 8 bits, pages": ("mhawidewiden", DEQUANTIZED | dict(head_dim=256) | queries(16), False),
     "wide heads over 8 bits, gathered": ("mhawidewiden", DEQUANTIZED | dict(head_dim=256) | queries(3), False),
     "wide heads over 8 bits, shared keys": ("mhawidewiden", DEQUANTIZED | OF_192 | shared(16, pack_gqa=True), True),
@@ -197,6 +206,12 @@ SPILLS_IN_LOOPS = {
     ),
     "two query tiles over NVFP4, shared keys": (
         *(0, 0, "mhawiden2q"), OF_BLOCKS | D128 | shared(16, pack_gqa=True), True,
+    ),
+    "two query tiles of 192 columns over NVFP4, shared keys": (
+        *(0, 0, "mhawiden2q"), OF_BLOCKS | OF_192 | shared(16, pack_gqa=True), True,
+    ),
+    "two query tiles of 192 columns over MXFP8, shared keys": (
+        *(0, 0, "mhawiden2q"), OF_BLOCKS | OF_192 | shared(16, pack_gqa=True) | dict(kv_dtype="mxe4m3"), True,
     ),
     "rows of 584 bytes in pairs": (40, 13, "mla_widenpair", latent(128, 1) | IN_PAGES, False),
     "rows of 584 bytes in pairs, shared keys": (40, 13, "mla_widenpair", latent(128, 1) | IN_PAGES, True),

@@ -87,10 +87,12 @@ def of_blocks() -> dict[str, tuple[ModuleType, str, Callable]]:
     }  # fmt: skip
 
 
-def is_right_over_blocks(keys: int, queries: int, depths: dict, mode: str, seed: int) -> bool:
-    """A call over an NVFP4 cache in pages of 16, whose scales all differ, of one head. depths: of "k" and "v"."""
+def is_right_over_blocks(
+    keys: int, queries: int, depths: dict, mode: str, seed: int, of: str = "nvfp4"
+) -> bool:
+    """A call over a cache in pages of 16, whose scales all differ, of one head. depths: of "k" and "v"."""
     repeat.clear()
-    cache = Cache.draw([keys], 1, depths)
+    cache = Cache.draw([keys], 1, depths, of=of)
     q = Batch.draw([queries], [keys], heads=(1, 1), depth=depths["k"]).q
     batch = Batch(q, cache.meant("k"), cache.meant("v"))
     try:

@@ -80,9 +80,15 @@ def dequantize_key(cfg, line, first_byte: int, of: Tensor):
 def dequantize_rest(cfg, line, first_byte: int, of: Tensor):
     """The same of the columns of K in its rest, which arrive there. line: in the rest."""
     dtypes, factors = formats(cfg, first_byte, of)
-    if factors is not None:
-        factors = factors[cfg.tiles.slot_qk_depth // row_of(cfg.kv_dtype).block :]
+    factors = factors_of_rest(cfg, factors)
     return [dequantize_row(dtypes, line, first_byte, [(0, line, first_byte)], factors)]
+
+
+def factors_of_rest(cfg, factors: list | None) -> list | None:
+    """Those of the blocks of K in its rest."""
+    if factors is None:
+        return None
+    return factors[cfg.tiles.slot_qk_depth // row_of(cfg.kv_dtype).block :]
 
 
 def dequantize_from_rest(cfg, line, first_byte: int, of: tuple):

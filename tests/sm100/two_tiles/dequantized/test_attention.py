@@ -19,15 +19,17 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.two_tiles.dequantized import barriers
 from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
 from tests import pairwise
-from tests.serving.batches import FP8, Batch, assert_agrees, run, storages
+from tests.serving.batches import FP8, Batch, assert_agrees, packed_q, run, storages
 from tests.serving.test_masks import MASKS
+from tests.serving.test_nvfp4 import FORMATS, Cache
 from tests.suite import turns
 
 OPTIONS = {
     "mask": ("causal", "window or chunked"),
     "storage": ("dense", "packed", 16, 5),  # 5: rows gathered by fours
     "group": (1, 4),  # heads alone, and sharing a tile
-    "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16), (FP8[0], 64, 128)),  # chunks of K and V: 2 2, 2 1, 1 2
+    # chunks of K and V: 2 2, 2 1, 1 2; 2 and a rest 2, and 1
+    "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16), (FP8[0], 64, 128), (FP8[0], 192, 128), (FP8[1], 144, 64)),
     "dtype": (torch.bfloat16, torch.float16),
     "parts": (1, 3),
     "sink": (False, True),
@@ -59,7 +61,7 @@ def cached(batch: Batch, dtype: torch.dtype) -> Batch:
     kernel=tuple(OPTIONS),
     commits=turns.OF_CASES,
     seconds=1.5,
-    quick={"storage": (16,), "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16)), "sink": (True,)},
+    quick={"storage": (16,), "tensors": ((FP8[0], 128, 128), (FP8[0], 192, 128)), "sink": (True,)},
     also={
         "gathered rows, a chunk of K beside two of V": dict(
             mask="causal", storage=5, group=1, tensors=(FP8[0], 64, 128), dtype=torch.bfloat16, parts=1, sink=False
@@ -87,6 +89,42 @@ def test_options_together_agree_with_float64(
     assert type(asked[0].schedule) is SlotTwoTiles
 
 
+OF_BLOCKS = {
+    "dtype": (torch.bfloat16, torch.float16),
+    "storage": (128, 16, "dense"),
+    "mask": ("causal", "window or chunked"),
+    "parts": (1, 3),
+    "group": (1, 8),
+    "cache": tuple(FORMATS),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pairwise.cases(
+    "two query tiles of 192 columns over scales of blocks",
+    OF_BLOCKS,
+    kernel=tuple(OF_BLOCKS),
+    commits=turns.OF_CASES,
+    seconds=3.0,
+    ids=lambda value: str(value).replace("torch.", ""),
+)
+def test_a_rest_of_k_agrees_with_float64(dtype, storage, mask, parts, group, cache, asked):
+    """Six key tiles, in which a slot has K and V, and each place of the rest three K; 300 rows of a head or group."""
+    options, visible = MASKS[mask]
+    rows, keys = [300 // group + 1, 20], [700, 130]
+    cache = Cache.draw(keys, 1, {"k": 192, "v": 128}, of=cache)
+    q = Batch.draw(rows, keys, heads=(group, 1), depth=192, dtype=dtype).q
+    batch = Batch(q, cache.meant("k"), cache.meant("v"))
+    of_queries = packed_q(batch) if storage != "dense" else storages(Batch(q, q, q), "dense")[0]
+    sink = torch.randn(group, generator=torch.Generator().manual_seed(1)) if parts > 1 else None
+    out, lse = run(
+        of_queries, cache.stored(q, storage, "NHD"), {},
+        num_splits=parts, mode="hostile", seed=1, learnable_sink=sink, **options,
+    )  # fmt: skip
+    assert_agrees(batch, out, lse, visible=visible, sink=sink)
+    assert {type(config.schedule) for config in asked} == {SlotTwoTiles}
+
+
 def config(**choices) -> FA4Config:
     return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=SlotTwoTiles())
 
@@ -96,8 +134,26 @@ def test_the_tables_in_the_docstring_are_those_in_the_code():
     rows = tuple(row for row in table.rows if row.name in ("raw_full", "kv_full", "kv_empty"))
     assert BarrierTable(rows, table.numbers).text() in barriers.__doc__
     assert reuse_text(rows[:1]) in barriers.__doc__
+    for cache in ("e2m1", "e4m3"):
+        table = config(qk_depth=192, ov_depth=128, kv_dtype=cache).barriers
+        added = [row for row in table.rows if row.name in ("rest_full", "rest_ready")]
+        assert len(added) == 1 + (cache == "e4m3")
+        for row in (*added, *(row for row in table.rows if row.name == "raw_full")):
+            alone = BarrierTable((row,), table.numbers).text().splitlines()[-1].split()
+            assert " ".join(alone) in " ".join(barriers.__doc__.split())
+            assert f"{row.name} {row.reuse}" in " ".join(barriers.__doc__.split())
+    table = config().barriers
     [read] = [row for row in table.rows if row.name == "work_read"]
     assert read.count == 256 + 128 + 32 + 64  # softmax, correction, mma, dequantize
+
+
+@pytest.mark.parametrize("cache, whole", [("e2m1", True), ("e4m3", False)])
+def test_a_second_rest_takes_the_place_of_o(cache, whole):
+    cfg = config(qk_depth=192, ov_depth=128, kv_dtype=cache)
+    assert cfg.refusals() == [] and cfg.smem.nbytes <= SMEM_CAPACITY_BYTES
+    assert (cfg.barriers.kv_slots, cfg.smem.o.nbytes, cfg.smem.k_rest.nbytes) == (3, 0, 2 * 16384)
+    assert (cfg.tiles.row_in_rest, cfg.tiles.rest_is_early) == (whole, not whole)
+    assert cfg.tiles.raw_bytes == cfg.tiles.k_rest_bytes == 16384
 
 
 @pytest.mark.parametrize("depth, slots, chunks", [(128, 4, 2), (80, 4, 2), (64, 10, 1)])
@@ -115,11 +171,21 @@ def test_a_row_of_8_bits_lies_where_the_last_chunk_of_its_key_goes(depth, slots,
             assert of_raw == last
 
 
+def test_single_tiles_are_refused_beside_a_rest():
+    cfg = FA4Config(
+        qk_depth=192, ov_depth=128, kv_dtype="e2m1", schedule=SlotTwoTiles(lone_tiles=True)
+    )
+    assert any(
+        "lone_tiles=True" in reason and "lone_tiles=False" in reason for reason in cfg.refusals()
+    )
+
+
 @pytest.mark.parametrize(
     "choices, value, remedy",
     [
         (dict(kv_dtype=None), "kv_dtype=None", "schedule=TwoTiles()"),
-        (dict(qk_depth=136), "qk_depth=136", "multiple of 16 up to 128"),
+        (dict(qk_depth=136), "qk_depth=136", "multiple of 16 up to 192"),
+        (dict(qk_depth=192, ov_depth=160), "ov_depth=160", "multiple of 16 up to 128"),
         (dict(descales="KV"), "descales='KV'", "scales of each sequence and head"),
         (dict(qk_depth=192, ov_depth=128, rope_depth=64), "rope_depth=64", "OneTile()"),
     ],

@@ -5,12 +5,19 @@ parity, and a short sequence, in pages.
 """
 
 from dataclasses import replace
+from functools import partial
 
+import cutlass.cute as cute
 import pytest
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
 from cute_fa4.sm100.steps import pieces
+from cute_fa4.sm100.sync.pipelines import (
+    ConsumerBesideRests,
+    KVConsumerPipeline,
+    SlotBesideRests,
+)
 from cute_fa4.sm100.two_tiles.dequantized import dequantize
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_q, paged_kv, run
@@ -85,6 +92,50 @@ def test_a_mistake_with_scales_of_blocks_is_noticed(own_kernels, monkeypatch, na
 
 def test_the_subject_of_4_bits_is_right():
     assert is_right_of_4_bits("hostile", 1)
+
+
+def is_right_of_rests(of: str, mode: str, seed: int) -> bool:
+    """Six key tiles of K of 192 columns: three turns of each place of its rest. of: NVFP4 or MXFP8."""
+    return raw_row_defects.is_right_over_blocks(700, 300, {"k": 192, "v": 128}, mode, seed, of)
+
+
+def of_rest_phase(made):
+    return property(lambda slot: made.fget(slot) ^ 1)
+
+
+def without_rest(made):
+    """The MMA warp waits for the slot alone."""
+    return lambda kv, at, stage: made(kv, at, 0) if stage == 0 else at.slot.index
+
+
+DEFECTS_OF_RESTS = {
+    "one place for all rests": ("nvfp4", SlotBesideRests, "rest", lambda made: property(lambda slot: 0)),
+    "the parity of the other turn": ("nvfp4", SlotBesideRests, "rest_phase", of_rest_phase),
+    "the slot of K is not awaited": (
+        "nvfp4", KVConsumerPipeline, "wait_empty", lambda made: lambda kv, at: None,
+    ),
+    "the chunk over the row comes first": (
+        "nvfp4", dequantize, "chunks_in_slot",
+        lambda made: lambda cfg, line, *more: [(2 - n, *at) for n, *at in made(cfg, line, *more)],
+    ),
+    "raw rows on the barriers of slots": (
+        "nvfp4", SlotBesideRests, "raw", lambda made: property(lambda slot: (slot.index, slot.phase)),
+    ),
+    "the rest is multiplied before it is ready": ("mxfp8", ConsumerBesideRests, "wait_k", without_rest),
+    "the rest is handed over without a fence": (
+        "mxfp8", dequantize, "hand_over", lambda made: cute.arch.mbarrier_arrive,
+    ),
+    "the rest has the scales of the first columns": (
+        "mxfp8", dequantize, "factors_of_rest", lambda made: lambda cfg, factors: factors,
+    ),
+}  # fmt: skip
+QUICK_OF_RESTS = ("the slot of K is not awaited", "the rest is multiplied before it is ready")
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_RESTS, QUICK_OF_RESTS))
+def test_a_mistake_with_a_rest_is_noticed(own_kernels, monkeypatch, name):
+    of, *defect = DEFECTS_OF_RESTS[name]
+    raw_row_defects.is_noticed(monkeypatch, tuple(defect), name, partial(is_right_of_rests, of))
 
 
 @pytest.mark.parametrize("subject", (is_right, is_right_of_4_bits), ids=("e4m3", "nvfp4"))

@@ -1,6 +1,6 @@
 """The cost of 8-bit and 4-bit keys under many 16-bit queries: a 16-bit cache, dequantized caches, quantized queries.
 
-Cycles of a key tile in the steady state of the full mask, head dim 128, for the 256 query rows of a CTA.
+Cycles of a key tile in the steady state of the full mask, head dims 128 and 192/128, for the 256 query rows of a CTA.
 docs/generate.py writes the table from records (recorded.py).
 """
 
@@ -15,17 +15,18 @@ from benchmarks.cycle_model.modelled import NAN, Model, made_by, marked
 from benchmarks.cycle_model.records import Constants, Subject, records
 from benchmarks.cycle_model.workloads import TILES, CacheWorkload, workload
 
-DEPTH = 128
+OF_128, OF_192 = (128, 0), (192, 128)  # head dims, as Variant takes them
 NAMES = {"mxe4m3": "MXFP8", "e2m1": "NVFP4"}  # of dtypes in the table
 
 
 class Row(NamedTuple):
-    """Dtypes of q, and of k and v; keys of a page, 0: contiguous; the layout of scales of V, NVFP4's alone."""
+    """Dtypes of q, and of k and v; keys of a page, 0: contiguous; the layout of scales of V, NVFP4's alone; head dims."""
 
     q: str
     cache: str
     page_size: int = 0
     layout: str = ""
+    depths: tuple[int, int] = OF_128
 
     @property
     def is_mixed(self) -> bool:
@@ -36,14 +37,17 @@ class Row(NamedTuple):
     def variant(self) -> Variant:
         choices = [("kv_dtype", self.cache)] * self.is_mixed
         choices += [("v_block_scale_layout", self.layout)] * bool(self.layout)
-        return Variant(OURS, DEPTH, dtype=self.q, page_size=self.page_size, choices=tuple(choices))
+        depth, depth_v = self.depths
+        more = dict(page_size=self.page_size, choices=tuple(choices))
+        return Variant(OURS, depth, head_dim_v=depth_v, dtype=self.q, **more)
 
     @property
-    def words(self) -> tuple[str, str]:
-        """What q is, and what k and v are."""
+    def words(self) -> tuple[str, str, str]:
+        """Head dims, what q is, and what k and v are."""
         cache = NAMES.get(self.cache, self.cache)
         cache += f", pages of {self.page_size}" * (self.page_size > 0)
-        return self.q, cache + f", scales of V {self.layout}" * bool(self.layout)
+        cache += f", scales of V {self.layout}" * bool(self.layout)
+        return "/".join(str(depth) for depth in self.depths if depth), self.q, cache
 
 
 ROWS = (
@@ -53,6 +57,9 @@ ROWS = (
     Row("bf16", "mxe4m3", 16),
     Row("bf16", "e2m1", 16),
     Row("bf16", "e2m1", 16, "interleaved4"),
+    Row("bf16", "bf16", depths=OF_192),
+    Row("bf16", "mxe4m3", 16, depths=OF_192),
+    Row("bf16", "e2m1", 16, depths=OF_192),
 )
 
 
@@ -81,7 +88,7 @@ def subjects(constants: Constants) -> list[Subject]:
 
 def table(constants: Constants, model: Model) -> str:
     """Cycles of each pair of dtypes."""
-    lines = ["| q | k and v | cycles of a key tile | bound |", "|---|---|---|---|"]
+    lines = ["| head dim | q | k and v | cycles of a key tile | bound |", "|---|---|---|---|---|"]
     used = []
     for row in ROWS:
         if not row.is_mixed:

@@ -106,17 +106,21 @@ def tables(run: dict) -> str:
 
 
 def summary(records: list[dict]) -> str:
-    """One row per run: its kernels and launches, the largest errors of 16-bit outputs, failures."""
+    """One row per run: its kernels and launches, the largest errors of 16-bit outputs, failures.
+
+    Gradients: their problems, and the largest error as a share of what is allowed.
+    """
     head = (
         *("run", "date, commit", "kernels", "variants", "problems", "launches"),
-        *("relative error, bf16", "fp16", "LSE", "failures"),
+        *("relative error, bf16", "fp16", "LSE", "gradients", "failures"),
     )
     rows = [
         (
             *(number, f"{run['date']}, {run['commit']}", run["what"], len(run["variants"])),
             *(f"{run['problems']:,}", f"{run['launches']:,}"),
             *(_worst(run, "relative_error", dtype) for dtype in ("bf16", "fp16")),
-            *(_worst(run, "lse_error", None), run["failure"] or run["failures"] or "none"),
+            *(_worst(run, "lse_error", None), _worst_gradient(run)),
+            run["failure"] or run["failures"] or "none",
         )
         for number, run in enumerate(records, 1)
     ]
@@ -127,6 +131,11 @@ def _worst(run: dict, name: str, dtype: str | None) -> str:
     column = VARIANT.index(name)
     found = [row[column] for row in run["variants"] if dtype in (None, row[1])]
     return f"{max(found):.1e}" if found else "-"
+
+
+def _worst_gradient(run: dict) -> str:
+    rows = run.get("gradients")
+    return f"{len(rows)}, {max(share for _, share in rows):.2f}" if rows else "-"
 
 
 def _totals(rows) -> dict:

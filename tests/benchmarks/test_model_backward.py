@@ -21,7 +21,7 @@ def test_no_row_is_faster_than_its_products(loop):
     """At 8,192 FLOPs a cycle."""
     found = [profiled.recorded(backward.launch(*loop, turns)) for turns in backward.TURNS]
     if any(one.state == "missing" for one in found):
-        pytest.skip("not recorded: python benchmarks/model.py --record")
+        pytest.fail("not recorded: python benchmarks/model.py --record")
     _, kernel, depths = loop
     columns = sum(n * depth for n, depth in zip(PRODUCTS[kernel], depths, strict=True))
     least = 2 * backward.ROWS**2 * columns / 8192
@@ -35,5 +35,5 @@ def test_the_table_is_up_to_date(kernel):
     launch = backward.launch(OURS, kernel, (64, 64), backward.TURNS[0])
     found = profiled.recorded(launch)
     if found.state == "missing":
-        pytest.skip("not recorded: python benchmarks/model.py --record")
+        pytest.fail("not recorded: python benchmarks/model.py --record")
     assert launch.figures()["cycles"] == pytest.approx(found.cycles, rel=0.01)

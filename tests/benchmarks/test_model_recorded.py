@@ -183,7 +183,7 @@ def test_the_recorded_loops_fit_the_instruction_caches(variant):
     """Half of the smaller cache, so that a cache of half the size would do; test_model_headline.py counts again."""
     code = instruction_cache.recorded(variant)
     if code.whole != code.whole:
-        pytest.skip("not recorded: python benchmarks/model.py --record")
+        pytest.fail("not recorded: python benchmarks/model.py --record")
     assert code.sub_loop < instruction_cache.L0_BYTES / 2
     assert code.sub_loop <= code.loop < instruction_cache.L1_BYTES / 2 < code.whole * 2
 
@@ -193,5 +193,5 @@ def test_the_copies_of_a_key_tile_have_its_bytes(page_size):
     """K and V of 128 keys and 128 columns of 16 bits, whatever the pages."""
     cost = copy_cost.recorded(page_size)
     if cost.copies != cost.copies:
-        pytest.skip("not recorded: python benchmarks/model.py --record")
+        pytest.fail("not recorded: python benchmarks/model.py --record")
     assert cost.copies * cost.bytes_of_copy == 2 * 128 * 128 * 2

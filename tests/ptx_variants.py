@@ -333,6 +333,10 @@ BACKWARD_VARIANTS = {
         "score_mod": score_mods.soft_cap(30.0),
     },
     "backward on pairs": {"pairs": True, "packed": True, "mask": masks.causal().mask},
+    "backward by one kernel": {
+        **{"joint": True, "packed": True, "used": True, "depth": 72, "accumulate": True},
+        "mask": masks.causal().mask,
+    },
     "backward B300 256 on pairs": {
         **{"depth": 256, "depth_v": 256, "arch": "sm_103a", "dtype": "fp16", "accumulate": True},
     },

@@ -114,7 +114,7 @@ def launch(maker: str, kernel: str, depths: tuple[int, int], turns: int) -> Laun
         else partial(run_theirs, rows, 2 * ROWS, depths)
     )
     config = (lambda: BackwardConfig("bf16", *depths, joint=joint)) if ours else None
-    of = f"{maker} backward d{depths[0]}/{depths[1]}"
+    of = f"{maker} backward d{depths[0]}/{depths[1]}{' by one kernel' * joint}"
     part = f"_{kernel}_" if ours else kernel
     return Launch(f"{of} {kernel} {turns} tiles", of, run, config, part, maker, constants())
 

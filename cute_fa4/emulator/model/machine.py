@@ -21,7 +21,13 @@ from dataclasses import dataclass, field
 
 from cute_fa4.emulator.model import graph as causes
 from cute_fa4.emulator.model.align import Path
-from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant, operand_bytes, umma_interval
+from cute_fa4.emulator.model.constants import (
+    SEND_RATE,
+    SUB_PARTITIONS,
+    Constant,
+    operand_bytes,
+    umma_interval,
+)
 from cute_fa4.emulator.model.control_codes import ControlCode
 from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
 from cute_fa4.emulator.model.pipes import Pipes, result_name
@@ -157,9 +163,7 @@ class _Run:
         self.stores = {
             cta: CopyEngine(value["tma_rate"], value["store_latency"]) for cta in self.ctas
         }
-        self.sends = {
-            cta: CopyEngine(value["send_rate"], value["remote_arrive"]) for cta in self.ctas
-        }
+        self.sends = {cta: CopyEngine(SEND_RATE, value["remote_arrive"]) for cta in self.ctas}
         mmas = {cta for (cta, _), e in events if e.kind == "mma"}
         # In a pair the even CTA issues for both; the other's copies reach its own half, and the
         # pair's MMA is as slow as the slower half: count one of them.

@@ -137,3 +137,4 @@ def run(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
             cta.ds_there.wait(0, n & 1)
             make_dq(owner, cta, tmem)
         cta.done.commit(0)
+        cta.dq_read.wait(0, (count - 1) & 1)  # CTA 0 outlives the arrivals of CTA 1

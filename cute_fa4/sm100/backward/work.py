@@ -66,7 +66,7 @@ class Work:
 
     tiles: the list of tiles, in place of first and end
     rank:  of the CTA in its pair, whose 256 rows all see some of the tiles
-    number: of the pair, in a sequence
+    number: of the pair in a sequence, where pairs take turns
     """
 
     sequence: Sequence
@@ -203,7 +203,8 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     )
     if rank is not None:
         row = row + rank * ROWS
-    return Work(of, row, rest % heads, first, end, turns, tiles, rank, tile)
+    number = tile if owner.takes_turns else None
+    return Work(of, row, rest % heads, first, end, turns, tiles, rank, number)
 
 
 def side_by_side(number, tiles, heads) -> tuple:

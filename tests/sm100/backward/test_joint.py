@@ -30,7 +30,6 @@ PROBLEMS = {
     "many tiles": Problem(400, 600, window=CAUSAL),
     "causal, more keys": Problem(140, 400, window=CAUSAL),
     "causal, more queries: the first 130 see nothing": Problem(330, 200, window=CAUSAL),
-    "causal, keys that no query sees": Problem(10, 600, window=(None, -280)),
     "two groups, batch of two": Problem(130, 270, heads=(4, 2), batch=2, window=CAUSAL),
     "more heads than are side by side": Problem(40, 260, heads=(9, 9)),
     "fp16": Problem(200, 300, dtype=torch.float16, window=CAUSAL),
@@ -38,15 +37,8 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-def mask_of(window) -> masks.BoundMask:
-    """The mask of a causal call whose last query sees the key at window[1] from its own."""
-    if window == CAUSAL:
-        return masks.causal()
-    return masks.full() if window == (None, None) else masks.BoundMask(masks.causal().mask, ())
-
-
 def gradients(problem: Problem, tensors, joint: bool = True, **options) -> tuple:
-    of_call = dict(mask=mask_of(problem.window))
+    of_call = dict(mask=masks.causal() if problem.window == CAUSAL else masks.full())
     with tuning.using(tuning.shipped().changed(backward_joint=joint)):
         return run(*tensors, problem.window, scores=of_call, **options)
 

@@ -163,6 +163,14 @@ VARIANTS = {
     "latent, sink": {**LATENT, "sink": True, "group": 16, "family": "mla_decode"},
     "latent pair, sink": {**LATENT, "sink": True, "group": 128, "family": "mla_pair"},
     "latent of 512 columns": {**LATENT, "group": 16, "head_dim": 512, "family": "mla_decode"},
+    "latent of 512 columns, e4m3": {
+        **LATENT,
+        "qkv_dtype": "e4m3",
+        "descales": "qkv",
+        "group": 16,
+        "head_dim": 512,
+        "family": "mla_decode",
+    },
     "latent pair of 512 columns": {**LATENT, "group": 128, "head_dim": 512, "family": "mla_pair"},
     "latent rows": {
         **PAGES,

@@ -156,6 +156,17 @@ def test_flashinfers_calls_agree_with_float64(way):
     agree(meant(batch), call(batch, Cache.of(batch, layout), **options))
 
 
+@pytest.mark.parametrize("depth", [128, 256])
+def test_calls_of_other_head_dims_agree_with_float64(depth):
+    """A decode of FlashInfer's, and a mixed batch of vLLM's, whose softmax scale is that of the head dim."""
+    step = Batch.draw([1, 1], [40, 150], heads=(4, 2), seed=1, depth=depth)
+    scale = depth**-0.5 * FACTORS["k"]
+    agree(meant(step), by_decode(step, Cache.of(step), bmm1_scale=scale))
+    mixed = Batch.draw([1, 21], [150, 21], heads=(4, 2), depth=depth)
+    out, lse = by_vllm(mixed, Cache.of(mixed, "NHD"))
+    assert_agrees(meant(mixed), out, lse, visible=lambda p, j: j <= p)
+
+
 def test_scales_may_be_one_tensor_and_factors_may_be_on_the_device():
     """A tensor of both sides has the bits of a pair, and so have tensors of one number that are powers of two."""
     cache = Cache.of(STEP)

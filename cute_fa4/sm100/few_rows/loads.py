@@ -81,20 +81,7 @@ class EarlyOrder(GuessingOrder):
         return Boolean(False)
 
 
-class AheadOrder(GuessingOrder):
-    """Looks up the first pages of a further work tile before the last copies of the one before (dequantized/)."""
-
-    def found_before(self, entries):
-        return entries
-
-    def look_up_following(self, cfg, args, following, found):
-        return loads.look_up(cfg, args, following, following.tiles.first)
-
-    def next_entries(self, cfg, args, work, found):
-        return found
-
-
-EARLY, BESIDE_VALUES, AHEAD = EarlyOrder(), GuessingOrder(), AheadOrder()
+EARLY, BESIDE_VALUES = EarlyOrder(), GuessingOrder()
 
 
 def order_of(cfg) -> GuessingOrder:

@@ -30,7 +30,6 @@ from ...roles.dispatch import first_column, own_lanes
 from ...sync.kernel_args import KernelArgs
 from .. import softmax
 from ..kernel import SM100MHASwap
-from ..loads import AHEAD
 from . import block_scales, dequantize, products, queries
 
 
@@ -54,7 +53,7 @@ class SM100MHAWiden(SM100MHASwap):
             elif warp == warps.load.start:
                 block, _, _ = cute.arch.block_idx()
                 seen = queries.seen_by_load(cfg, cta.smem, cta.events)
-                load.run(cfg, args, *seen, cta.producer, cta.queue, block, AHEAD)
+                load.run(cfg, args, *seen, cta.producer, cta.queue, block)
             elif warp == warps.values.start:
                 values.run(cfg, args, cta.smem, cta.producer, cta.queue)
             elif cutlass.const_expr(cfg.cache_blocks):

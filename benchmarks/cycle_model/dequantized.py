@@ -20,7 +20,7 @@ NAMES = {"mxe4m3": "MXFP8", "e2m1": "NVFP4"}  # of dtypes in the table
 
 
 class Row(NamedTuple):
-    """Dtypes of q, and of k and v; keys of a page, 0: contiguous; the layout of scales of V, NVFP4's alone; head dims."""
+    """Dtypes of q, of k and v; keys of a page, 0: contiguous; the layout of scales of V, NVFP4's alone; head dims."""
 
     q: str
     cache: str

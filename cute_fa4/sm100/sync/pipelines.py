@@ -83,7 +83,7 @@ class Slot:
 
     @property
     def raw(self) -> tuple:
-        """-> (which barrier says that rows to be dequantized are there, the parity that their reader waits for)."""
+        """-> (which barrier says that rows to be dequantized have arrived, the parity that their reader waits for)."""
         return self.index, self.phase
 
 

@@ -7,7 +7,7 @@ Chunk 0 of two is written next to the row. The last chunk overwrites the row onc
 registers. No thread reads or writes a line of another thread. K takes the dtype of q, V is fp16. The warps traverse the
 ring in the order of the load warp, K0 V0 K1 V1 ..., and raise kv_full of every slot.
 
-The rest of K, columns beyond 128, goes to a place beside the ring, with a key's line at the same place (tiles.py).
+The rest of K, columns beyond 128, goes to a place outside the ring, with a key's line at the same place (tiles.py).
 
 Where blocks have scales (NVFP4, MXFP8) a thread reads those of its keys one key tile ahead (steps/cache_blocks.py).
 """

@@ -7,7 +7,7 @@
 Where K or V has up to 64 columns, its tile is the first 16 KiB, and its rows arrive there. A key's row and its
 last 64 columns of 16 bits share a line of 128 bytes: the thread that owns the key touches no line of another key.
 
-Columns of K beyond 128 are the rest, which has two places beside the ring, for even and for odd key tiles:
+Columns of K beyond 128 are the rest, which has two places outside the ring, for even and for odd key tiles:
 
     rest of K                16 KiB
     from memory              of 8 bits the columns from 128 on; of 4 bits all columns

@@ -8,7 +8,7 @@ kv_full   4       dequantize 64     mma         the K or V tile is ready
 kv_empty  4       mma 1 (commit)    load        the slot's MMAs have completed
 
 K of more than 128 columns has a rest in two places outside the ring (tiles.py). Then dequantize waits for kv_empty,
-too, where a row of K arrives in the rest alone. raw_full is then of K and V of even and of odd key tiles, not of a slot:
+too, where a row of K arrives in the rest alone. raw_full is then of K and V of even and of odd key tiles:
 
 barrier    number  raised by         awaited by  means
 raw_full   4       load 1 (+ bytes)  dequantize  8-bit K or V is ready

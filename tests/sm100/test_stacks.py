@@ -40,6 +40,7 @@ SKIPPED = dict(skip_softmax=True, count_skipped=True)
 CAP = dict(score_mod=score_mods.soft_cap(30.0))
 FUNCTIONS = CAP | dict(sink=True, pack_gqa=True)
 FEW = dict(rows=32, group=8, pack_gqa=True)
+SHARED_HEADS = dict(pack_gqa=True, write_lse=False)
 SHARED = dict(kv_layout="paged", page_size=16, seqused_k=True, group=4, pack_gqa=True)
 OWN_PARTS = dict(maximum="exact", lone_tiles=False, own_parts=True)
 ONE_QUERY_TILE = dict(maximum="exact", lone_tiles=False, one_query_tile=True)
@@ -68,6 +69,10 @@ def latent(group: int, size: int, **more) -> dict:
 # name: family, choices, whether the split is stream-K.
 CASES = {
     "two query tiles, pages": ("mha2q", BF16 | D128 | queries(16), False),
+    "two query tiles, pages, shared heads": ("mha2q", BF16 | D128 | queries(16) | SHARED_HEADS, False),
+    "two query tiles, pages of 8, dense queries": ("mha2q", BF16 | D128 | pages(8, group=4) | SHARED_HEADS, False),
+    "two query tiles, pages of 8, shared keys": ("mha2q", BF16 | D128 | shared(8, pack_gqa=True), True),
+    "two query tiles of 64 columns, pages of 8": ("mha2q", BF16 | D64 | queries(8) | SHARED_HEADS, False),
     "two query tiles of 64 columns, pages": ("mha2q", BF16 | D64 | queries(16), False),
     "two query tiles of 96 columns, pages": ("mha2q", BF16 | dict(head_dim=96) | queries(16), False),
     "two query tiles of 64 columns, 8 bits, pages": ("mha2q", E4M3 | D64 | queries(16), False),
@@ -199,7 +204,12 @@ SPILLS = {
 # Correction with own parts leaves softmax 176 registers, one too few beside P of 64 columns and a sink.
 # Of 192 columns with own parts ptxas spills where no exponential is on the FMA units, and nothing with 2 pairs there.
 # All kernels of 192 columns have one number, because a row has the same bits in all of them.
+# Packed queries that share heads, over pages of 8: a key tile has 16 copies of K and 16 of V. What all roles read is
+# spilled, in each of them. Without packed queries, at 64 columns, over pages of 16 and with shared keys nothing is.
 SPILLS_IN_LOOPS = {
+    "two query tiles, pages of 8, packed queries": (
+        *(32, 58, "mha2q"), BF16 | D128 | queries(8) | SHARED_HEADS, False,
+    ),
     "two query tiles of 192 columns, own parts": (48, 9, "mha2q", BF16 | OF_192 | OWN_PARTS, False),
     "two query tiles of 64 columns, sinks, own parts": (
         *(8, 5, "mha2q"), BF16 | D64 | OWN_PARTS | dict(sink=True), False,

@@ -195,6 +195,11 @@ class JointOwner(Owner):
         return self.tiles[0].nbytes
 
     @property
+    def part_bytes(self) -> int:
+        """The parts of L or of delta of a tile, in one CTA: those of L come before those of delta."""
+        return self.tiles[0].rows * subtracted_sizes.NUMBERS_OF_PART * F32_BYTES
+
+    @property
     def piece_bytes(self) -> int:
         """PIECE columns of dQ of a warp's rows."""
         return WARP_SIZE * SWIZZLE_BYTES
@@ -212,7 +217,7 @@ class JointOwner(Owner):
             ds=self.ds_tile.nbytes,
             staging=len(self.warps.dq) * self.piece_bytes,
             stats=2 * self.stats * F32_BYTES,
-            ones=subtracted_sizes.ONES_BYTES,
+            ones=self.ones_bytes,
             distances=0,
             mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),
             ticket=16,

@@ -10,14 +10,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...layouts.swizzle import ROWS_PER_PERIOD
 from ...tma import copies
 from ..blueprint.chip import F32_BYTES
 from . import joint, operands, pair
 from .joint import DO_COLUMNS, DO_ROWS, K_COLUMNS, K_ROWS, Q_COLUMNS, Q_ROWS, V_ROWS
 from .load import other_rows, own_rows
 from .operands import OwnerArgs
-from .owner import ROWS, STATS
-from .subtracted_sizes import NUMBERS_A_ROW
+from .owner import ROWS
 from .work import Place, Work, line_of_tile, q_head
 
 
@@ -65,8 +65,10 @@ def load_copy(cfg, owner, args: OwnerArgs, cta, work: Work, at: tuple, which: in
     if which == Q_ROWS:
         line = work.sequence.stats_tile + line_of_tile(owner, place)
         to = cta.stats_address + (n & 1) * stats_bytes
-        number = STATS + of_cta * NUMBERS_A_ROW
-        copies.load_tile(args.parts, Float32, to, mbarrier, line, (head,), number)
+        group = of_cta // ROWS_PER_PERIOD
+        for part in range(2):
+            at = to + part * owner.part_bytes
+            copies.load_tile(args.parts, Float32, at, mbarrier, group, (part, line, head))
 
 
 @cute.jit

@@ -46,7 +46,7 @@ def make(owner, cta, tmem, i: int, n):
     to, computes = tmem + (owner.s_column, owner.dp_column)[i], instruction(owner, ROWS)
     pairs = list(zip(steps, other_steps, strict=True))
     tensor_core.mma_ss(to, own, other, pairs, computes, high, other_high, accumulate=False)
-    parts = cta.stats_address + (n & 1) * (owner.stats * F32_BYTES)
+    parts = cta.stats_address + (n & 1) * (owner.stats * F32_BYTES) + i * owner.part_bytes
     subtracted.subtract(owner, to, cta.ones_address, parts, of_dp=i == 1)
     (cta.s_ready, cta.dp_ready)[i].commit(0)
     cta.other_empty.commit(which)

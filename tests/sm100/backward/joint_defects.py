@@ -30,11 +30,14 @@ JOINT = {
     "both CTAs load the same columns": Defect("joint_load", "work.rank * (joint.DEPTH", "0 * (joint.DEPTH", "joint"),
     "columns of its own keys": Defect("joint_load", "(half - work.rank) * ROWS", "0", "joint"),
     "both CTAs load the same queries": Defect("joint_load", "row + of_cta\n", "row\n", "joint"),
-    "both CTAs subtract the same numbers": Defect("joint_load", "STATS + of_cta * NUMBERS_A_ROW", "STATS", "joint"),
+    "both CTAs subtract the same numbers": Defect(
+        "joint_load", "group = of_cta // ROWS_PER_PERIOD", "group = 0", "joint",
+    ),
     "both CTAs add the same queries": Defect(
         "joint_dq", "work.rank * owner.tiles[0].rows + warp", "warp", "joint",
     ),
     "dQ has the first columns twice": Defect("joint_dq", "warp // 2 * (DEPTH // 2) + piece", "piece", "joint"),
+    "dP subtracts L": Defect("joint_products", "i * owner.part_bytes", "0 * owner.part_bytes", "joint"),
     "parts of L and delta have one place": Defect("joint_load", "(n & 1) * stats_bytes", "0 * stats_bytes", "joint"),
     # --- places that are used again
     "S over dQ that is not read": Defect(

@@ -1,7 +1,5 @@
 """The loops of the backward pass in the cycle model: cute_fa4's two or three kernels, and flash-attn-4's.
 
-    python -m benchmarks.cycle_model.backward            # prints whole causal calls; some minutes
-
 Cycles of an SM for a tile of 128 x 128 scores in the steady state, without a mask. A CTA of ours has 128 queries or 128
 keys, a pair 256, and passes the tiles of the other side. The kernel of all gradients has pairs of 256 keys. A pair of
 CTAs of theirs has 256 keys, and passes the queries.
@@ -12,6 +10,7 @@ reductions. The tables of the forward pass were fitted without the latter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 
@@ -21,7 +20,7 @@ from benchmarks.cycle_model import profiled
 from benchmarks.cycle_model.grid import makespan
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 from benchmarks.cycle_model.modelled import made_by, marked
-from benchmarks.cycle_model.profiled import Cost, Launch
+from benchmarks.cycle_model.profiled import Cost, Cycles, Launch
 from cute_fa4 import masks
 from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.emulator.model.constants import Constant, fitted_b200
@@ -119,18 +118,38 @@ def launch(maker: str, kernel: str, depths: tuple[int, int], turns: int) -> Laun
     return Launch(f"{of} {kernel} {turns} tiles", of, run, config, part, maker, constants())
 
 
-def loops() -> list[tuple[str, str, tuple[int, int]]]:
-    """(maker, kernel, depths) of each row of the table."""
-    found = []
+def calls() -> list[tuple[str, tuple[int, int], tuple[str, ...]]]:
+    """(maker, depths, kernels) of each way to make all gradients."""
+    found: list[tuple[str, tuple[int, int], tuple[str, ...]]] = []
     for depths in DEPTHS:
-        found += [(OURS, kernel, depths) for kernel in kernels_of(depths)]
-        found += [(OURS, JOINT, depths)] * (depths in OF_JOINT)
-        found += [(THEIRS, "bwd_sm100", depths)] * (depths in OF_THEIRS)
+        found.append((OURS, depths, kernels_of(depths)))
+        found += [(OURS, depths, (JOINT,))] * (depths in OF_JOINT)
+        found += [(THEIRS, depths, ("bwd_sm100",))] * (depths in OF_THEIRS)
     return found
 
 
+def causal_launch(kernel: str, depths: tuple[int, int], turns: int) -> Launch:
+    """A causal call whose recorded CTA, or pair, of this kernel sees so many tiles, of which one is cut.
+
+    Those that see the most come first.
+    """
+    most, joint = TURNS[-1], kernel == JOINT
+    number = (most - turns) * ROWS // rows_of(kernel, depths)
+    of = f"{OURS} backward d{depths[0]}/{depths[1]} causal{' by one kernel' * joint}"
+    return Launch(
+        f"{of} {kernel} {turns} tiles", of,
+        partial(run_ours, *[ROWS * most] * 2, depths, masks.causal(), number, joint),
+        lambda: BackwardConfig("bf16", *depths, mask=masks.Causal(), joint=joint), f"_{kernel}_", OURS, constants(),
+    )  # fmt: skip
+
+
 def launches() -> list[Launch]:
-    return [launch(*loop, turns) for loop in loops() for turns in TURNS]
+    """Of the loops, and of whole causal calls."""
+    each = [(maker, kernel, depths) for maker, depths, kernels in calls() for kernel in kernels]
+    causal = [(kernel, depths) for maker, kernel, depths in each if maker == OURS]
+    return [launch(*loop, turns) for loop in each for turns in TURNS] + [
+        causal_launch(*loop, turns) for loop in causal for turns in TURNS
+    ]
 
 
 def cycles_of(few: float, many: float) -> float:
@@ -138,35 +157,41 @@ def cycles_of(few: float, many: float) -> float:
     return (many - few) / (TURNS[1] - TURNS[0])
 
 
-def causal_ctas(depths: tuple[int, int], joint: bool = False) -> list[tuple[float, float, int]]:
-    """(cycles of a tile, cycles besides, CTAs that share MMAs) of a CTA of each kernel; one tile of it is cut.
-
-    Long CTAs come first. Those of a pair see the same tiles. All kernels of these head dims are of one kind.
-    """
-    most = TURNS[-1]
-    names = (JOINT,) if joint else kernels_of(depths)
-    (shared,) = {rows_of(kernel, depths) // ROWS for kernel in names}
-    few, many = (
-        {
-            x.kernel: x.cycles
-            for x in run_ours(*[ROWS * most] * 2, depths, masks.causal(), number, joint).kernels
-        }
-        for number in ((most - TURNS[0]) // shared, 0)
-    )
-    tile = {x: (many[x] - few[x]) / (most - TURNS[0]) for x in many if "_deltas_" not in x}
-    return [(cycles, many[x] - most * cycles, shared) for x, cycles in tile.items()]
+def causal_ctas(
+    cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...]
+) -> list[tuple[Cycles, float, float, int]]:
+    """(record, cycles of a tile, cycles besides, CTAs that share MMAs) of each kernel."""
+    found = []
+    for kernel in kernels:
+        few, many = (cost(causal_launch(kernel, depths, turns)) for turns in TURNS)
+        cycles = cycles_of(few.cycles, many.cycles)
+        besides = many.cycles - TURNS[-1] * cycles
+        found.append((many, cycles, besides, rows_of(kernel, depths) // ROWS))
+    return found
 
 
 def causal_microseconds(
-    kernels: list[tuple[float, float, int]], seqlen: int, heads: int, depth_v: int
+    kernels: Iterable[tuple[float, float, int]],
+    seqlen: int,
+    heads: int,
+    depth_v: int,
+    side_by_side: int | None = None,
 ) -> float:
-    """A call without groups: the kernels one after another, each with its longest CTAs first, after the deltas."""
+    """A call without groups: the kernels one after another, after the deltas. Waits for turns are not modeled.
+
+    side_by_side: heads whose CTAs come one after another, the longest first; None: all
+    """
     found = constants()
     read = seqlen * heads * 2 * depth_v * torch.bfloat16.itemsize
     out = found["launch_us"].value + read / found["hbm_tbs"].value * 1e-6
+    some = side_by_side or heads
     for cycles, besides, shared in kernels:
-        longest_first = range(seqlen // ROWS, 0, -shared)
-        ctas = (tiles * cycles + besides for tiles in longest_first for _ in range(heads))
+        ctas = (
+            tiles * cycles + besides
+            for first in range(0, heads, some)
+            for tiles in range(seqlen // ROWS, 0, -shared)
+            for _ in range(min(some, heads - first))
+        )
         out += makespan(ctas, SMS // shared) / CLOCK_GHZ * 1e-3
     return out
 
@@ -178,39 +203,26 @@ def sum_microseconds(seqlen: int, heads: int, depth: int) -> float:
     return nbytes / found["hbm_tbs"].value * 1e-6 + 2 * found["kernel_start_us"].value
 
 
-def joint_microseconds(
-    kernels: list[tuple[float, float, int]], seqlen: int, heads: int, depths: tuple[int, int]
-) -> float:
-    """A causal call by the kernel of all gradients, with few heads side by side; waits for turns are not modeled."""
-    ((cycles, besides, shared),) = kernels
-    none = causal_microseconds([], seqlen, heads, depths[1])
-    longest_first = range(seqlen // ROWS, 0, -shared)
-    ctas = [
-        tiles * cycles + besides
-        for first in range(0, heads, HEADS_SIDE_BY_SIDE)
-        for tiles in longest_first
-        for _ in range(min(HEADS_SIDE_BY_SIDE, heads - first))
-    ]
-    kernel = makespan(ctas, SMS // shared) / CLOCK_GHZ * 1e-3
-    return none + kernel + sum_microseconds(seqlen, heads, depths[0])
-
-
-def causal_calls() -> str:
-    lines = []
-    for depths, joint in [(x, False) for x in DEPTHS] + [(x, True) for x in OF_JOINT]:
-        ctas = causal_ctas(depths, joint)
-        for seqlen, heads in CALLS:
-            tiles = (seqlen / ROWS) ** 2 / 2 * heads
-            if joint:
-                us = joint_microseconds(ctas, seqlen, heads, depths)
-            else:
-                us = causal_microseconds(ctas, seqlen, heads, depths[1])
-            speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
-            kernels = ", one kernel" * joint
-            lines.append(
-                f"{depths}, {seqlen} x {heads} heads{kernels}: {us:.0f} us, {speed:.0f} TFLOPS"
-            )
-    return "\n".join(lines)
+def causal_cells(
+    cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...]
+) -> tuple[dict[str, str], list[str]]:
+    """Kernel -> cycles of its CTA besides its tiles; TFLOPS of CALLS."""
+    ctas = causal_ctas(cost, depths, kernels)
+    records = [record for record, *_ in ctas]
+    besides = {
+        kernel: marked(f"{each:,.0f}", record)
+        for kernel, (record, _, each, _) in zip(kernels, ctas, strict=True)
+    }
+    speeds, costs = [], [rest for _, *rest in ctas]
+    for seqlen, heads in CALLS:
+        some = HEADS_SIDE_BY_SIDE if kernels == (JOINT,) else None
+        us = causal_microseconds(costs, seqlen, heads, depths[1], some)
+        if kernels == (JOINT,):
+            us += sum_microseconds(seqlen, heads, depths[0])
+        tiles = (seqlen / ROWS) ** 2 / 2 * heads
+        speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
+        speeds.append(marked(f"{speed:,.0f}", *records))
+    return besides, speeds
 
 
 def teraflops(cycles: float, depths: tuple[int, int]) -> float:
@@ -223,31 +235,36 @@ def teraflops(cycles: float, depths: tuple[int, int]) -> float:
     return flops / cycles * SMS * CLOCK_GHZ * 1e-3
 
 
-def one_call(loop: tuple[str, str, tuple[int, int]]) -> tuple:
-    """What loops of one call have in common."""
-    maker, kernel, depths = loop
-    return maker, depths, kernel == JOINT
-
-
 def table(cost: Cost = profiled.recorded) -> str:
-    """Cycles: of a tile of scores; busy: share of them in which the tensor core works."""
-    lines = [
-        "| head dims | maker | kernel | cycles of 128 x 128 scores | tensor core busy | TFLOPS of all |",
-        "|---|---|---|---|---|---|",
-    ]
-    used = {loop: [cost(launch(*loop, turns)) for turns in TURNS] for loop in loops()}
-    cycles = {loop: cycles_of(*(each.cycles for each in both)) for loop, both in used.items()}
-    for loop, (few, many) in used.items():
-        maker, kernel, depths = loop
-        every = [each for each in used if one_call(each) == one_call(loop)]
-        speed = teraflops(sum(cycles[each] for each in every), depths)
-        busy = f"{many.busy['tensor core']:.0%}" if many.busy else "nan"
-        cells = "/".join(map(str, depths)), maker, kernel, marked(f"{cycles[loop]:,.0f}", few, many)
-        said = f"{speed:.0f}" if loop == every[-1] else ""
-        lines.append("| " + " | ".join([*cells, busy, said]) + " |")
-    found = [each for both in used.values() for each in both]
+    """Cycles: of a tile of scores; busy: share of them in which the tensor core works; the rest of causal calls."""
+    sizes = [f"{seqlen // 1024}K, {heads} heads" for seqlen, heads in CALLS]
+    head = (
+        *("head dims", "maker", "kernel", "cycles of 128 x 128 scores", "tensor core busy"),
+        *("TFLOPS of all", "start and stores, causal", *(f"causal, {size}" for size in sizes)),
+    )
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    found = []
+    for maker, depths, kernels in calls():
+        used = [
+            [cost(launch(maker, kernel, depths, turns)) for turns in TURNS] for kernel in kernels
+        ]
+        cycles = [cycles_of(*(each.cycles for each in both)) for both in used]
+        besides, speeds = (
+            causal_cells(cost, depths, kernels) if maker == OURS else ({}, [""] * len(CALLS))
+        )
+        for kernel, both, own in zip(kernels, used, cycles, strict=True):
+            busy = both[1].busy
+            last = kernel == kernels[-1]
+            cells = (
+                *("/".join(map(str, depths)), maker, kernel, marked(f"{own:,.0f}", *both)),
+                f"{busy['tensor core']:.0%}" if busy else "nan",
+                f"{teraflops(sum(cycles), depths):.0f}" if last else "",
+                besides.get(kernel, ""),
+                *(speeds if last else [""] * len(CALLS)),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        found += [each for both in used for each in both]
+        found += (
+            [record for record, *_ in causal_ctas(cost, depths, kernels)] if maker == OURS else []
+        )
     return "\n".join([*lines, "", made_by(found)])
-
-
-if __name__ == "__main__":
-    print(causal_calls())

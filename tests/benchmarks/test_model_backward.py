@@ -16,7 +16,12 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("loop", backward.loops(), ids=lambda loop: f"{loop[1]} {loop[2]}")
+LOOPS = [
+    (maker, kernel, depths) for maker, depths, kernels in backward.calls() for kernel in kernels
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: f"{loop[1]} {loop[2]}")
 def test_no_row_is_faster_than_its_products(loop):
     """At 8,192 FLOPs a cycle."""
     found = [profiled.recorded(backward.launch(*loop, turns)) for turns in backward.TURNS]
@@ -26,6 +31,23 @@ def test_no_row_is_faster_than_its_products(loop):
     columns = sum(n * depth for n, depth in zip(PRODUCTS[kernel], depths, strict=True))
     least = 2 * backward.ROWS**2 * columns / 8192
     assert least <= backward.cycles_of(*(one.cycles for one in found))
+
+
+OURS_ALONE = [(depths, kernels) for maker, depths, kernels in backward.calls() if maker == OURS]
+
+
+@pytest.mark.parametrize("depths, kernels", OURS_ALONE, ids=str)
+def test_a_causal_call_pays_a_start_for_every_cta(depths, kernels):
+    """Kernels of 1,000 cycles a tile, and 3,000 besides: no call reaches the speed of the loops alone."""
+
+    def cost(launch):
+        return profiled.Cycles(3000.0 + 1000 * int(launch.name.split()[-2]), {})
+
+    besides, speeds = backward.causal_cells(cost, depths, kernels)
+    assert besides == dict.fromkeys(kernels, "3,000")
+    limit = backward.teraflops(1000.0 * len(kernels), depths)
+    found = [float(cell.replace(",", "")) for cell in speeds]
+    assert all(limit / 2 < speed < limit for speed in found)
 
 
 @pytest.mark.sweep

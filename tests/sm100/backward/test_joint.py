@@ -3,6 +3,7 @@
 dK and dV add the same products in the same order of 16 values as those of the two owners, so they have the same bits.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -82,7 +83,7 @@ def test_no_schedule_changes_a_bit(mode):
     problem = Problem(280, 600, heads=(2, 1), window=CAUSAL)
     tensors = problem.tensors()
     first = gradients(problem, tensors)
-    with emulator.use(mode=mode, seed=7):
+    with emulator.use(mode=mode, seed=7, checks=("ptx", "ordered_additions")):
         again = gradients(problem, tensors)
     assert all(a.equal(b) for a, b in zip(first, again, strict=True))
 
@@ -158,6 +159,53 @@ def test_rows_of_no_sequence_keep_what_they_hold():
         names = with_kernels(lambda: backward.gradients(of, dout, None, scores, written))
     assert not any("five_products" in name for name in names)
     assert (written[0][LENGTHS[0][0] : LENGTHS[0][0] + 7] == 5.0).all()
+
+
+def test_keys_that_do_not_exist_have_no_weight():
+    """Every score is -181, so P of a key of zeros would be 2^261, infinite: NaN times zero in dQ."""
+    problem = Problem(40, 100)
+    tensors = problem.tensors()
+    tensors[0][:], tensors[1][:] = 4.0, -4.0
+    exact, allowed = gradients_float64(*tensors), allowed_gradient_errors(*tensors)
+    found = gradients(problem, tensors)
+    assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
+
+
+# What is missing -> (pattern in the PTX, what takes its place). Two pairs add to the dQ of two tiles of queries.
+MISSING = {
+    "a turn is not awaited": (
+        r"ld\.acquire\.gpu\.global\.b32 count, [^;]*;",
+        "mov.b32 count, 1000;",
+    ),
+    "a wait does not acquire": (r"ld\.acquire\.gpu\.global\.b32 c", "ld.relaxed.gpu.global.b32 c"),
+    "a turn ends without a release": (r"red\.release\.gpu", "red.relaxed.gpu"),
+    "a turn ends before additions are complete": (
+        r"cp\.async\.bulk\.wait_group\s+0;",
+        "cp.async.bulk.wait_group.read 0;",
+    ),
+    "a part of dS is not sent": (r"st\.async[^;]*;", ""),
+}
+
+
+@pytest.mark.parametrize("defect", MISSING)
+def test_a_planted_defect_is_noticed(defect):
+    """Each in the first place where it can be. Some need pairs that run at a time: an acquire orders a whole CTA."""
+    pattern, by = MISSING[defect]
+    problem = Problem(140, 300)
+    tensors = problem.tensors()
+
+    def damaged(name, ptx):
+        if "cute_fa4_joint" not in name:
+            return ptx
+        changed, places = re.subn(pattern, by, ptx, count=1)
+        assert places
+        return changed
+
+    checks = "ptx", "ordered_additions"
+    with pytest.raises(emulator.EmulatorError):
+        for mode in ("in_order", "hostile", "together"):
+            with emulator.use(mode, 7, checks, damaged, instruction_budget=3_000_000):
+                gradients(problem, tensors)
 
 
 def test_another_call_finds_counters_at_zero():

@@ -113,12 +113,8 @@ def config_of(
     arch: str,
     wanted: tuple[int, ...] = (),
     accumulate: bool = False,
-    joint: bool | None = None,
 ) -> BackwardConfig:
-    """The kernels that a call needs. wanted: numbers of aux tensors, for the kernels of their gradients.
-
-    joint: of BackwardConfig
-    """
+    """The kernels that a call needs. wanted: numbers of aux tensors, for the kernels of their gradients."""
     return BackwardConfig(
         DTYPES[attended.q.dtype],
         attended.q.shape[-1],
@@ -135,7 +131,6 @@ def config_of(
         wanted=wanted,
         arch=arch,
         pairs=policy.pairs(),
-        joint=joint,
     )
 
 
@@ -151,10 +146,7 @@ def gradients(
     target = target_of(attended.q.device)
     of_call = call.attended, scores, dlse is not None, target.arch
     accumulate = written is not None and written[0].dtype is torch.float32
-    # A sum in float32 is copied to all rows of dq, also to those of no sequence.
-    of_all_rows = written is None or call.attended.is_dense
-    joint = None if accumulate or of_all_rows else False
-    config = config_of(*of_call, accumulate=accumulate, joint=joint)
+    config = config_of(*of_call, accumulate=accumulate)
     call.require_grid(CTAS if config.pairs or config.joint else 1)
     if written is None:
         new = torch.empty_like if call.attended.is_dense and not call.is_empty else torch.zeros_like
@@ -168,25 +160,21 @@ def gradients(
     with launching_on(attended.q.device):
         results = tuple(map(with_plain_strides, in_memory))
         if config.joint:
-            add_in_turns(call, config, target, results, stats)
-        else:
-            function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
+            results += sums_in_turns(config, results[0], stats)
+        function_for(config, target)(*call.arguments(results, stats, call.tile_lists()))
     return Gradients(dq, dk, dv, None if scores.sink is None else _of_sinks(stats, scores.sink))
 
 
-def add_in_turns(call: Launch, config, target, results: tuple, stats: torch.Tensor) -> None:
-    """One kernel of all gradients (sm100/backward/joint.py): dq is a sum in float32, which counters keep in order."""
-    dq, *of_keys = results
-    total = (
-        dq if config.accumulate else torch.zeros(dq.shape, dtype=torch.float32, device=dq.device)
-    )
+def sums_in_turns(config: BackwardConfig, dq: torch.Tensor, stats: torch.Tensor) -> tuple:
+    """What the kernel of all gradients (sm100/backward/joint.py) needs, too: counters, and the sum of a dq of 16 bits.
+
+    Counters, which keep additions in order, begin with zeros; the kernel stores to the sum before it adds.
+    """
     heads, lines, _ = stats.shape
-    size = heads * lines + 1, COUNTERS
-    counters = torch.zeros(size, dtype=torch.int32, device=dq.device)
-    written = total, *of_keys, counters
-    function_for(config, target)(*call.arguments(written, stats, None))
-    if total is not dq:
-        dq.copy_(total)
+    counters = torch.zeros(heads * lines + 1, COUNTERS, dtype=torch.int32, device=dq.device)
+    if config.accumulate:
+        return (counters,)
+    return counters, torch.empty(dq.shape, dtype=torch.float32, device=dq.device)
 
 
 def float32_zeros(attended: Attended) -> tuple:

@@ -298,7 +298,8 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
     written: tuple = tuple(values(*side, config.grad_dtype) for side in sides)
     if config.joint:
         counters = fake_rows("i32", (sym_int(symbol="counters"), COUNTERS))
-        written = values(*sides[0], "f32"), *written[1:], counters
+        total = () if config.accumulate else (values(*sides[0], "f32"),)
+        written = *written, counters, *total
     if config.wanted:
         ctas = sym_int(symbol="ctas")
         lines = tuple(fake_rows("f32", (ctas, sym_int())) for _ in config.summed)

@@ -100,8 +100,8 @@ class Given:
         )
 
     def of_joint(self, cfg, written: tuple) -> OwnerArgs:
-        """Of the kernel of all gradients (joint.py). written: dq, dk, dv and its counters"""
-        dq, dk, dv, counters = written
+        """Of the kernel of all gradients (joint.py). written: dq, dk, dv, counters, and where dq has 16 bits its sum"""
+        dq, dk, dv, counters, *total = written
         owner = cfg.joint_owner
         results = tuple(operands.store_operand(cfg, x) for x in (dk, dv))
         halves, group = joint.DEPTH // owner.ctas, [owner.ctas]
@@ -109,8 +109,8 @@ class Given:
         return replace(
             self.arguments(cfg, owner, results),
             columns=columns,
-            dq=joint_dq.operand(cfg, dq),
             counters=counters,
+            **joint_dq.arguments(cfg, dq, *total),
         )
 
     def halves(self, cfg, owner, others: tuple) -> dict:

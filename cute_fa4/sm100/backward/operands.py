@@ -52,9 +52,12 @@ class OwnerArgs:
         TMAOperand, ...
     ] = ()  # in a pair: halves of the columns of `others`, one for each of Owner.results
     columns: TMAOperand | None = (
-        None  # halves of the columns of K (joint.py), and there also dq and counters
+        None  # halves of the columns of K (joint.py), and there also dq, its sum and counters
     )
-    dq: TMAOperand | None = None
+    added: TMAOperand | None = None  # the sum of dQ, or dq in float32: what pairs add to
+    begun: TMAOperand | None = None  # the same sum: what the first pair stores to
+    total: cute.Tensor | None = None  # the same sum, as q in float32
+    dq: cute.Tensor | None = None  # of 16 bits
     counters: cute.Tensor | None = (
         None  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
     )

@@ -67,6 +67,7 @@ class Work:
     tiles: the list of tiles, in place of first and end
     rank:  of the CTA in its pair, whose 256 rows all see some of the tiles
     number: of the pair in a sequence, where pairs take turns
+    last_before: such a pair is the last one of tiles before this: the next pair of the sequence sees none of them
     """
 
     sequence: Sequence
@@ -78,6 +79,7 @@ class Work:
     tiles: TileList | None = None
     rank: Int32 | None = None
     number: Int32 | None = None
+    last_before: Int32 | None = None
 
     @property
     def count(self):
@@ -190,13 +192,20 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
         tile, rest = lists.placed(block, tile, rest)
     of = sequence_of(cfg, sizes, rest // heads)
     row = tile * rows
-    first, _ = hull(bands_of(cfg, owner, sizes, of, row))
+    first = first_tile(cfg, owner, sizes, of, row)
     _, end = hull(bands_of(cfg, owner, sizes, of, row + (rows - 1)))
     others = of.length_q if owner.owns_keys else of.length_k
-    first = Int32(0) if first is None else maximum(first, 0) // owner.other_rows
     end = tiles_of(others if end is None else maximum(minimum(end, others), 0), owner.other_rows)
     own = of.length_k if owner.owns_keys else of.length_q
-    end = choose(row < own, maximum(end, first), first)  # no rows, no work
+    has_work, last_before = row < own, None
+    if owner.takes_turns:
+        following = row + rows
+        last_before = choose(following < own, first_tile(cfg, owner, sizes, of, following), end)
+        if (
+            not cfg.accumulate
+        ):  # the first pair of a sequence stores dQ of all queries, also where none sees a key
+            first, has_work = choose(tile == 0, 0, first), has_work | (tile == 0)
+    end = choose(has_work, maximum(end, first), first)  # no rows, no work
     turns = group if owner.owns_keys else Int32(1)
     tiles = (
         None if lists is None else lists.of(of.index, rest % heads, tile, owner.other_rows < ROWS)
@@ -204,7 +213,13 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     if rank is not None:
         row = row + rank * ROWS
     number = tile if owner.takes_turns else None
-    return Work(of, row, rest % heads, first, end, turns, tiles, rank, number)
+    return Work(of, row, rest % heads, first, end, turns, tiles, rank, number, last_before)
+
+
+def first_tile(cfg, owner, sizes: Sizes, of: Sequence, row):
+    """The first tile of the other side that an own row or a later one sees."""
+    first, _ = hull(bands_of(cfg, owner, sizes, of, row))
+    return Int32(0) if first is None else maximum(first, 0) // owner.other_rows
 
 
 def side_by_side(number, tiles, heads) -> tuple:

@@ -197,7 +197,7 @@ def causal_microseconds(
 
 
 def sum_microseconds(seqlen: int, heads: int, depth: int) -> float:
-    """Of the float32 sum of dQ, which memory bounds: zeros, then a copy in 16 bits, a launch each."""
+    """Time of the float32 sum of dQ, which memory bounds: zeros, then a copy in 16 bits, a launch each."""
     found = constants()
     nbytes = seqlen * heads * depth * (2 * F32_BYTES + torch.bfloat16.itemsize)
     return nbytes / found["hbm_tbs"].value * 1e-6 + 2 * found["kernel_start_us"].value

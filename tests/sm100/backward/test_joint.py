@@ -171,7 +171,7 @@ def test_keys_that_do_not_exist_have_no_weight():
     assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
 
 
-# What is missing -> (pattern in the PTX, what takes its place). Two pairs add to the dQ of two tiles of queries.
+# Missing part -> (pattern in the PTX, replacement). Two pairs add to the dQ of two tiles of queries.
 MISSING = {
     "a turn is not awaited": (
         r"ld\.acquire\.gpu\.global\.b32 count, [^;]*;",

@@ -1,6 +1,6 @@
 """Paths through kernels that are recorded: none lacks the memory accesses that the emulator executed.
 
-cute_fa4/emulator/model/uncounted.py counts them. What is left out with a reason is in EXCEPTIONS.
+cute_fa4/emulator/model/uncounted.py counts them. EXCEPTIONS names those that are left out, with reasons.
 """
 
 from __future__ import annotations

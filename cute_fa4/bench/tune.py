@@ -1,7 +1,7 @@
 """Measures the candidates of each choice of the tuning table on a problem, and keeps what wins by more than the noise.
 
-    record     one call: which choices it asks, and with which facts (sm100/blueprint/tuning.py). A backward pass is a
-               problem of its own (problems.Training), and asks the choices of its kernels
+    record     one call: which choices it asks, and with which facts (sm100/blueprint/tuning.py). A backward pass is
+               another problem (problems.Training), and asks the choices of its kernels
     candidates the values that its Choice names; one that gives no other kernel, or is refused, is left out
     check      the result of each against float64; a wrong one is never timed
     burst      single launches with a pause before each: a cool chip at its boost clock

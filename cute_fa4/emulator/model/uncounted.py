@@ -63,7 +63,7 @@ class Lack:
 def lacks(
     traces: Sequence[Trace], found: Sequence[dict[tuple[int, int], Path]], few: int = FEW
 ) -> list[Lack]:
-    """What the paths of traces lack, of each kind the warp with the most: more than `few`."""
+    """Accesses that the paths of traces lack, of each kind the warp with the most: more than `few`."""
     worst: dict[str, Lack] = {}
     for trace, paths in zip(traces, found, strict=True):
         for warp, path in paths.items():

@@ -25,7 +25,7 @@ from cute_fa4.emulator.model import (
     trace,
 )
 from cute_fa4.emulator.model.constants import fitted_b200
-from tests.emulator.model.kernels import A_TURN, exponentials, guarded_loads, handed_over
+from tests.emulator.model.kernels import A_TURN, exponentials, handed_over
 
 ROOT = Path(__file__).resolve().parents[3]
 TURNS = 24  # enough for a steady state after the first quarter
@@ -75,16 +75,6 @@ def test_a_loop_of_exponentials_takes_the_time_of_their_pipe():
     first, second = 16, 48
     least = (second - first) * A_TURN * each
     assert least <= cycles_of(second) - cycles_of(first) <= 1.02 * least
-
-
-def test_loads_in_a_branch_are_counted(monkeypatch):
-    """A load of global memory is an event: without it the walk would pass the branch, and the profile says so."""
-    (one,) = emulator.profile(guarded_loads, 8).kernels
-    assert one.uncounted == {} and not one.notes
-    monkeypatch.setattr(trace, "ALWAYS", frozenset())
-    (other,) = emulator.profile(guarded_loads, 8).kernels
-    assert list(other.uncounted) == ["gload"] and other.cycles < one.cycles / 2
-    assert "16 loads of global memory were executed, 0 are on its path" in other.notes[0]
 
 
 def test_warps_of_one_sub_partition_share_the_pipe_and_four_do_not():

@@ -205,7 +205,8 @@ SPILLS = {
 # Of 192 columns with own parts ptxas spills where no exponential is on the FMA units, and nothing with 2 pairs there.
 # All kernels of 192 columns have one number, because a row has the same bits in all of them.
 # Packed queries that share heads, over pages of 8: a key tile has 16 copies of K and 16 of V. ptxas spills values that
-# all roles read, in each of them. Without packed queries, at 64 columns, over pages of 16 and with shared keys nothing is.
+# all roles read, in each of them. It spills nothing without packed queries, at 64 columns, over pages of 16, and with
+# shared keys.
 SPILLS_IN_LOOPS = {
     "two query tiles, pages of 8, packed queries": (
         *(32, 58, "mha2q"), BF16 | D128 | queries(8) | SHARED_HEADS, False,

@@ -10,7 +10,7 @@
     q and k with scales of blocks                mhamx
     k_rope of 8 bits under 16                    mharope
     q of 16 bits over k of 8, up to 32 rows *    mhawiden
-    the same up to 192/128, more than 128 rows * mhawiden2q
+    the same, 192/128, more than 128 rows *      mhawiden2q
     the same, wide heads or k_rope *             mhawidewiden
     the same, more rows, where q stays so *      mhawiden2q
     block_sparse_tensors, blocks of 256 queries  mha2q
@@ -354,7 +354,7 @@ RULES = (
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
     Rule("q of 16 bits over k of 8, up to 32 rows *", DequantizedTile, lambda c: c.kv_dtype and c.few),
-    Rule("the same up to 192/128, more than 128 rows *", SlotTwoTiles, lambda c: c.has_rest_of_slot and c.fills_tile),
+    Rule("the same, 192/128, more than 128 rows *", SlotTwoTiles, lambda c: c.has_rest_of_slot and c.fills_tile),
     Rule("the same, wide heads or k_rope *", SlotWideTile, lambda c: in_units(c.head_dim, c.rope, c.kv_dtype)),
     Rule("the same, more rows, where q stays so *", SlotTwoTiles, lambda c: c.kv_dtype),
     Rule("block_sparse_tensors, blocks of 256 queries", TwoTiles, lambda c: c.q_block and not c.q_block % ROWS_PER_CTA),

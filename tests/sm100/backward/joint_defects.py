@@ -2,14 +2,39 @@
 
 from tests.sm100.backward.damaged import Defect
 
+THREE = "joint, three pairs"
 JOINT = {
     # --- turns
-    "a pair waits for nobody": Defect("joint_dq", "turn(counter, work.number)", "turn(counter, 0)", "joint"),
+    "a pair that adds waits for nobody": Defect(
+        "joint_dq",
+        "            turns.await_turn(counter, work.number)",
+        "            turns.await_turn(counter, 0)",
+        THREE,
+    ),
+    "the last pair waits for nobody": Defect(
+        "joint_dq",
+        "not alone):\n        turns.await_turn(counter, work.number)",
+        "not alone):\n        pass",
+        "joint",
+    ),
     "all warps have the first one's counter": Defect("joint_dq", "(COUNTERS // 2) + warp", "(COUNTERS // 2)", "joint"),
     "a turn ends before additions are complete": Defect("joint_dq", "read=False", "read=True", "joint"),
     "a turn does not end": Defect("joint_dq", "    turns.end_turn(counter)", "    pass", "joint"),
     "pairs have the first number": Defect("work", "rest = side_by_side(block,", "rest = side_by_side(0,", "joint"),
     "heads have one counter": Defect("joint_dq", "head * args.stats.shape[1] + work", "work", "joint"),
+    # --- the first and the last pair of a tile
+    "all pairs store": Defect(
+        "joint_dq", "if work.number == 0:\n                put", "if work.number >= 0:\n                put", THREE,
+    ),
+    "the last pair leaves out the sum": Defect("joint_dq", "[a + b for a, b in", "[b for a, b in", "joint"),
+    "pairs that are alone load the sum": Defect(
+        "joint_dq", "elif work.number == 0:", "elif work.number < 0:", "joint, far below",
+    ),
+    "all pairs but the last are the last": Defect(
+        "work", "choose(following < own,", "choose(following >= own,", "joint",
+    ),
+    "own numbers have the place of the first row": Defect("joint_dq", "^ (row & 7))", "^ 0)", "joint"),
+    "rows beyond the end are stored": Defect("joint_dq", "(rows.row + row < rows.length) & ", "", "joint"),
     # --- dS
     "dS of both CTAs has the first keys": Defect("joint_compute", "work.rank * ROWS + thread", "thread", "joint"),
     "dS is sent to its own CTA": Defect("joint_compute", "other = work.rank ^ 1", "other = work.rank", "joint"),
@@ -36,7 +61,7 @@ JOINT = {
     "both CTAs add the same queries": Defect(
         "joint_dq", "work.rank * owner.tiles[0].rows + warp", "warp", "joint",
     ),
-    "dQ has the first columns twice": Defect("joint_dq", "warp // 2 * (DEPTH // 2) + piece", "piece", "joint"),
+    "dQ has the first columns twice": Defect("joint_dq", "head, warp // 2 * (DEPTH // 2),", "head, 0,", "joint"),
     "dP subtracts L": Defect("joint_products", "i * owner.part_bytes", "0 * owner.part_bytes", "joint"),
     "parts of L and delta have one place": Defect("joint_load", "(n & 1) * stats_bytes", "0 * stats_bytes", "joint"),
     # --- places that are used again

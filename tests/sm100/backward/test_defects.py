@@ -74,12 +74,14 @@ PROBLEMS = {
     "far below": Problem(130, 140, window=(None, 20)),
     # two pairs of keys, of which CTA 1 of the second has less than 128, for two tiles of queries of two heads
     "joint": Problem(200, 470, heads=(2, 1), window=(None, 0)),
+    # a pair that is neither the first nor the last of a tile
+    "joint, three pairs": Problem(40, 520),
     # the same scores as "far below"; keys end in CTA 0, and CTA 1 has none
     "joint, far below": Problem(40, 100),
     # log-sum-exps so large that 8 of their bits are far from enough
     "3,000 nats": Problem(130, 140),
 }
-JOINT = "joint", "joint, far below"  # one kernel for all gradients
+JOINT = "joint", "joint, three pairs", "joint, far below"  # one kernel for all gradients
 PAIRED = ("pairs", "pairs, 128", "pairs that see nothing")  # on pairs of CTAs
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""

@@ -235,6 +235,10 @@ BACKWARD = {
         "switch",
         "pairs of CTAs share the MMAs where they can; default: as calls on this machine do",
     ),
+    "joint": Field(
+        "switch",
+        "one kernel makes all gradients where it can; default: as calls on this machine do",
+    ),
     "exp2_emulated": CONFIG["exp2_emulated"],
     "arch": _ARCH,
 }

@@ -359,6 +359,19 @@ def test_lists_of_small_blocks_need_no_compiler(nothing_loaded, tmp_path, monkey
     assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
 
 
+def test_an_exported_kernel_of_all_gradients_needs_no_compiler(
+    nothing_loaded, tmp_path, monkeypatch
+):
+    """An entry that asks for it, under a table that does too: the sum and the counters reach the loaded kernel."""
+    (config,) = entry.configs_of("backward", dict(head_dim=128, dtype="bf16", joint=True), "")
+    kind, said = entry.entry_of(config)
+    assert config.joint and said == {"dtype": "bf16", "head_dim": 128, "joint": True}
+    assert entry.configs_of(kind, said, "") == [config]
+    aot.load(aot.export([config], tmp_path))
+    monkeypatch.setenv("CUTE_FA4_JIT", "error")
+    assert trials.verdict(config, "cpu", "emulator").good
+
+
 def test_training_needs_no_compiler_with_an_exported_backward_pass(
     nothing_loaded, tmp_path, monkeypatch
 ):

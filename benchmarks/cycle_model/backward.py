@@ -29,7 +29,6 @@ from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.backward.joint import KEYS
 from cute_fa4.sm100.backward.owner import HEADS_SIDE_BY_SIDE
 from cute_fa4.sm100.blueprint import tuning
-from cute_fa4.sm100.blueprint.chip import F32_BYTES
 
 ROWS = 128
 TURNS = 4, 8  # of the loop; what the second adds is the steady state
@@ -196,13 +195,6 @@ def causal_microseconds(
     return out
 
 
-def sum_microseconds(seqlen: int, heads: int, depth: int) -> float:
-    """Time of the float32 sum of dQ, which memory bounds: zeros, then a copy in 16 bits, a launch each."""
-    found = constants()
-    nbytes = seqlen * heads * depth * (2 * F32_BYTES + torch.bfloat16.itemsize)
-    return nbytes / found["hbm_tbs"].value * 1e-6 + 2 * found["kernel_start_us"].value
-
-
 def causal_cells(
     cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...]
 ) -> tuple[dict[str, str], list[str]]:
@@ -217,8 +209,6 @@ def causal_cells(
     for seqlen, heads in CALLS:
         some = HEADS_SIDE_BY_SIDE if kernels == (JOINT,) else None
         us = causal_microseconds(costs, seqlen, heads, depths[1], some)
-        if kernels == (JOINT,):
-            us += sum_microseconds(seqlen, heads, depths[0])
         tiles = (seqlen / ROWS) ** 2 / 2 * heads
         speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
         speeds.append(marked(f"{speed:,.0f}", *records))

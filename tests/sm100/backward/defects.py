@@ -158,10 +158,10 @@ DEFECTS = {
         "load", "work.sequence.stats_tile + line_of_tile(owner, place)", "line_of_tile(owner, place)", "window",
     ),
     "L of the first tile": Defect(
-        "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.sequence.stats_tile", "causal",
+        "cta", "work.sequence.stats_tile + work.row // ROWS", "work.sequence.stats_tile", "causal",
     ),
     "all deltas of the first sequence": Defect(
-        "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.row // ROWS", "window",
+        "cta", "work.sequence.stats_tile + work.row // ROWS", "work.row // ROWS", "window",
     ),
     "dV over dK": Defect(
         "owner", "sum(self.depths[i] for i in self.results if i < result)", "result * GRANULE", "causal",

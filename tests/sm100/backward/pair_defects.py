@@ -100,8 +100,8 @@ PAIRS = {
     "the last queries are counted in 128": Defect(
         "work", "tiles_of(longest, rows) - 1", "tiles_of(longest) - 1", "pairs",
     ),
-    "every CTA is a pair": Defect("work", "block // owner.ctas, rank", "block, rank", "pairs"),
+    "every CTA is a pair": Defect("work", "block = block // owner.ctas", "block = block", "pairs"),
     "L of queries that are not there": Defect(
-        "kernel", "has_rows = work.row < work.sequence.length_q", "has_rows = work.count > 0", "pairs",
+        "cta", "has_rows = work.row < work.sequence.length_q", "has_rows = work.count > 0", "pairs",
     ),
 }  # fmt: skip

@@ -40,7 +40,7 @@ def is_right(mode: str, seed: int) -> bool:
 
 
 def of_the_other(is_v: bool):
-    return lambda made: lambda cfg, line, first, _: made(cfg, line, first, is_v)
+    return lambda made: lambda cfg, line, first, of: made(cfg, line, first, replace(of, is_v=is_v))
 
 
 DEFECTS = raw_row_defects.of_slots(dequantize) | {

@@ -106,8 +106,10 @@ def launch(maker: str, kernel: str, depths: tuple[int, int], turns: int) -> Laun
     own = rows_of(kernel, depths) if ours else ROWS
     rows, keys = (own, ROWS * turns) if kernel == "dq" else (ROWS * turns, own)
     joint = kernel == JOINT
+    # The second of three pairs adds dQ; the first stores it, the last rounds the sum.
+    keys, cta = (3 * keys, 1) if joint else (keys, 0)
     run = (
-        partial(run_ours, rows, keys, depths, joint=joint)
+        partial(run_ours, rows, keys, depths, cta=cta, joint=joint)
         if ours
         else partial(run_theirs, rows, 2 * ROWS, depths)
     )
@@ -145,10 +147,13 @@ def causal_launch(kernel: str, depths: tuple[int, int], turns: int) -> Launch:
 def launches() -> list[Launch]:
     """Of the loops, and of whole causal calls."""
     each = [(maker, kernel, depths) for maker, depths, kernels in calls() for kernel in kernels]
-    causal = [(kernel, depths) for maker, kernel, depths in each if maker == OURS]
-    return [launch(*loop, turns) for loop in each for turns in TURNS] + [
-        causal_launch(*loop, turns) for loop in causal for turns in TURNS
-    ]
+    found = [launch(*loop, turns) for loop in each for turns in TURNS]
+    for maker, kernel, depths in each:
+        if kernel == JOINT:
+            found.append(causal_launch(kernel, depths, TURNS[-1] - KEYS // ROWS))
+        elif maker == OURS:
+            found += tiles_apart(kernel, depths)
+    return found
 
 
 def cycles_of(few: float, many: float) -> float:
@@ -162,11 +167,24 @@ def causal_ctas(
     """(record, cycles of a tile, cycles besides, CTAs that share MMAs) of each kernel."""
     found = []
     for kernel in kernels:
-        few, many = (cost(causal_launch(kernel, depths, turns)) for turns in TURNS)
-        cycles = cycles_of(few.cycles, many.cycles)
-        besides = many.cycles - TURNS[-1] * cycles
-        found.append((many, cycles, besides, rows_of(kernel, depths) // ROWS))
+        few, many = (cost(each) for each in tiles_apart(kernel, depths))
+        cycles, shared = cycles_of(few.cycles, many.cycles), rows_of(kernel, depths) // ROWS
+        used, tiles = many, TURNS[-1]
+        if kernel == JOINT:
+            tiles -= shared
+            used = cost(causal_launch(kernel, depths, tiles))
+        found.append((used, cycles, used.cycles - tiles * cycles, shared))
     return found
+
+
+def tiles_apart(kernel: str, depths: tuple[int, int]) -> list[Launch]:
+    """Two launches, of few and of many tiles, whose difference is that of the tiles of a causal call.
+
+    The kernel of all gradients: of its loop. In a causal call each of its pairs rounds dQ of as many tiles as it owns.
+    """
+    if kernel == JOINT:
+        return [launch(OURS, kernel, depths, turns) for turns in TURNS]
+    return [causal_launch(kernel, depths, turns) for turns in TURNS]
 
 
 def causal_microseconds(
@@ -209,6 +227,10 @@ def causal_cells(
     for seqlen, heads in CALLS:
         some = HEADS_SIDE_BY_SIDE if kernels == (JOINT,) else None
         us = causal_microseconds(costs, seqlen, heads, depths[1], some)
+        if some:
+            us += constants()[
+                "kernel_start_us"
+            ].value  # zeros of the counters; the float32 sum stays in L2
         tiles = (seqlen / ROWS) ** 2 / 2 * heads
         speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
         speeds.append(marked(f"{speed:,.0f}", *records))

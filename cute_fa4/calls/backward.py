@@ -166,7 +166,7 @@ def gradients(
 
 
 def sums_in_turns(config: BackwardConfig, dq: torch.Tensor, stats: torch.Tensor) -> tuple:
-    """What the kernel of all gradients (sm100/backward/joint.py) needs, too: counters, and the sum of a dq of 16 bits.
+    """Further tensors of the kernel of all gradients (joint.py): counters, and the sum of a dq of 16 bits.
 
     Counters, which keep additions in order, begin with zeros; the kernel stores to the sum before it adds.
     """

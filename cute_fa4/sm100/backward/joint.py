@@ -63,7 +63,7 @@ class JointWarps(Warps):
 
     groups: int = 2
     compute_registers: int = 184
-    dq_registers: int = 96
+    dq_registers: int = 104
     other_registers: int = 40
 
     @property

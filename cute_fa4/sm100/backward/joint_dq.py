@@ -48,7 +48,7 @@ DTYPE = cutlass.Float32
 OF_ACCESS = 4  # columns of a row that a thread has of the sum: 16 bytes
 LANES = PIECE // OF_ACCESS  # of a row
 ROWS_AT_A_TIME = WARP_SIZE // LANES
-TOGETHER = 4  # loads of a thread in flight
+TOGETHER = 8  # loads of a thread in flight: all of a piece
 
 
 def arguments(cfg, dq, total=None) -> dict:

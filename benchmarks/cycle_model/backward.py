@@ -145,7 +145,7 @@ def causal_launch(kernel: str, depths: tuple[int, int], turns: int) -> Launch:
 
 
 def launches() -> list[Launch]:
-    """Of the loops, and of whole causal calls."""
+    """Launches of the loops, and of whole causal calls."""
     each = [(maker, kernel, depths) for maker, depths, kernels in calls() for kernel in kernels]
     found = [launch(*loop, turns) for loop in each for turns in TURNS]
     for maker, kernel, depths in each:
@@ -216,7 +216,7 @@ def causal_microseconds(
 def causal_cells(
     cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...]
 ) -> tuple[dict[str, str], list[str]]:
-    """Kernel -> cycles of its CTA besides its tiles; TFLOPS of CALLS."""
+    """Kernel -> cycles of its CTA without those of its tiles; TFLOPS of CALLS."""
     ctas = causal_ctas(cost, depths, kernels)
     records = [record for record, *_ in ctas]
     besides = {

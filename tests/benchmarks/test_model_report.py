@@ -9,7 +9,7 @@ from benchmarks.cycle_model.calibration import published_rows
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from cute_fa4.emulator.model.constants import B200
-from cute_fa4.emulator.model.machine import Result
+from cute_fa4.emulator.model.result import Result
 
 RESULT = Result(
     cycles=1000,

@@ -74,14 +74,11 @@ class Ordering:
     """
 
     def __init__(self, level, notes=None, lanes=False):
-        self.level = level
+        self.level, self.ptx = level, level == "ptx"
         self.lanes = {} if lanes else None  # warp -> LaneAccesses
         self.notes = [] if notes is None else notes
-        self.orders_additions = (
-            False  # whether unordered bulk additions of floats are errors (copies.py)
-        )
+        self.orders_additions = False  # unordered bulk additions of floats are errors (copies.py)
         self.noted = set()  # keys of notes, one per pair of instructions
-        self.ptx = level == "ptx"
         self.now = 0
         self.actor_of = np.zeros(1 << 12, np.int32)  # access number -> actor
         self.accesses = [None]  # access number -> Access
@@ -391,9 +388,9 @@ class Ordering:
 
     def landed(self, strand, must_be_awaited=None, store=False):
         """The strand's copy has made its latest access (number ``now``); an Access that must be waited for."""
-        strand.clock[HAPPENED, strand.actor] = self.now
-        strand.clock[ASYNC_SHARED, strand.actor] = self.now
-        strand.clock[ASYNC_GLOBAL, strand.actor] = self.now
+        bulk = self.is_async[strand.actor]  # cp.async and st.async write through the generic proxy
+        rows = (HAPPENED, ASYNC_SHARED, ASYNC_GLOBAL) if bulk else HAPPENED
+        strand.clock[rows, strand.actor] = self.now
         self._last[strand.actor] = self.now
         if must_be_awaited is not None:
             self._flights.append(Flight(strand.actor, self.now, must_be_awaited, store))

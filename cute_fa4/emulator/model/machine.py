@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 
-from cute_fa4.emulator.model import graph as causes
 from cute_fa4.emulator.model.align import Path
 from cute_fa4.emulator.model.constants import (
     SEND_RATE,
@@ -31,6 +29,7 @@ from cute_fa4.emulator.model.constants import (
 from cute_fa4.emulator.model.control_codes import ControlCode
 from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
 from cute_fa4.emulator.model.pipes import Pipes, result_name
+from cute_fa4.emulator.model.result import Result
 from cute_fa4.emulator.model.starts import FirstCopies
 from cute_fa4.emulator.model.trace import Event, Trace
 from cute_fa4.emulator.model.wgmma import WgmmaQueue
@@ -38,31 +37,6 @@ from cute_fa4.emulator.model.wgmma import WgmmaQueue
 _NEVER = float("inf")
 _WHOLE_SM = ("shared",)
 _PIPES = ("fma", "alu", "convert", "mufu", "uniform", "tmem", "shared")
-
-
-@dataclass
-class Result:
-    """Cycles from the first instruction to the last completion, and what was busy meanwhile.
-
-    waits      (CTA, warp) -> [(from, until, barrier)] where the warp stood at an mbarrier
-    ends       (CTA, warp) -> cycle of its last instruction
-    issued     (CTA, sub-partition) -> instructions
-    pipe_busy  (CTA, sub-partition, pipe) -> cycles
-    tensor     CTA -> [(start, cycles)] of MMAs        copies  CTA -> [(start, cycles)]
-    marks      (CTA, warp) -> [(cycle, kind)] of synchronising events, for the picture
-    graph      why everything happened when it did, where that was asked for
-    """
-
-    cycles: float = 0.0
-    waits: dict = field(default_factory=dict)
-    ends: dict = field(default_factory=dict)
-    issued: dict = field(default_factory=dict)
-    pipe_busy: dict = field(default_factory=dict)
-    tensor: dict = field(default_factory=dict)
-    copies: dict = field(default_factory=dict)
-    marks: dict = field(default_factory=dict)
-    unknown_opcodes: list = field(default_factory=list)
-    graph: causes.Graph | None = None
 
 
 class _Warp:

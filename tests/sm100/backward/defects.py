@@ -5,6 +5,7 @@ Left out, because they change nothing:
     the compute warps do not wait for other_full       the MMA warp has, before the commit to s_ready that they wait for
     an L of -inf stays as it is (delta.py)             its row sees no key, so masks put 0 in the place of every P
     warpgroup 0 stores all chunks                      they are the same chunks
+    own dS is not fenced (joint_compute.py)            the MMA warp fences dS of both CTAs after it has waited
     the ring of K has as many slots as that of V       one of its three is then not used
 """
 

@@ -41,9 +41,6 @@ JOINT = {
     "dS is written before dQ has been made": Defect(
         "joint_compute", "        cta.dq_ready.wait(0, (n & 1) ^ 1)", "        pass", "joint",
     ),
-    "own dS is not fenced": Defect(
-        "joint_compute", '        cute.arch.fence_proxy("async.shared", space="cta")', "        pass", "joint",
-    ),
     "dS of the other CTA is not fenced": Defect(
         "joint_products", '    cute.arch.fence_proxy("async.shared", space="cluster")', "    pass", "joint",
     ),

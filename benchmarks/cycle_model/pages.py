@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "performance"
 PAGES = tuple(sorted(FOLDER.glob("*.md")))
 # Others that have tables of records.
-OTHERS = tuple(FOLDER.parent / name for name in ("backward.md", "invariance.md")) + tuple(
+OTHERS = (FOLDER.parent / "invariance.md",) + tuple(
     FOLDER.parent / "serving" / name
     for name in ("caches.md", "four_bits.md", "indexer.md", "skip_softmax.md")
 )

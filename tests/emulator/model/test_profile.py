@@ -174,7 +174,7 @@ def test_the_stated_error_has_the_kernels_of_others():
     assert f"{len(rows)} other kernels" in profile.STATED_ERROR
     assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in profile.STATED_ERROR
     (theirs,) = (row for row in rows if row["maker"] == "flash-attn-4")
-    page = (pages.FOLDER.parent / "backward.md").read_text()
+    page = (pages.FOLDER / "backward.md").read_text()
     rows = plots.read_table(page, "backward")
     (row,) = (x for x in rows if (x["maker"], x["head dims"]) == ("flash-attn-4", "128/128"))
     assert theirs["modelled"] == float(row["TFLOPS of all"])

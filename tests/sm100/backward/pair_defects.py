@@ -12,7 +12,7 @@ PAIRS = {
     "slots are empty in CTA 0 alone": Defect("pair", '"other_empty", "done"', '"done"', "pairs"),
     "sums are done in CTA 0 alone": Defect("pair", '"other_empty", "done"', '"other_empty",', "pairs"),
     "compute warps arrive in their own CTA": Defect(
-        "pair", '(*READ_OR_WRITTEN, "own_there")', '("own_there",)', "pairs",
+        "pair", '(*READ_OR_WRITTEN, "own_there", "dq_read")', '("own_there", "dq_read")', "pairs",
     ),
     "one CTA's own tiles are there": Defect(
         "products", "cta.own_moved if owner.ctas == 1 else cta.own_there", "cta.own_moved", "pairs",

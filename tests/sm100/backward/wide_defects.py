@@ -56,7 +56,7 @@ WIDE = {
         "delta", "range_constexpr(0, pieces, LANES)", "range_constexpr(0, LANES, LANES)", "widest",
     ),
     "the second warpgroup has 64 columns further": Defect(
-        "kernel", "warp // 4 * owner.columns", "warp // 4 * 64", "widest",
+        "cta", "warp // 4 * owner.columns", "warp // 4 * 64", "widest",
     ),
     "the first half of a block twice": Defect(
         "listed", "tile_of(whole) + number % 2", "tile_of(whole)", "lists, widest",

@@ -11,6 +11,8 @@ from . import pair
 from .operands import OwnerArgs
 from .owner import ROWS, STATS
 
+SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
+
 
 @dataclass(frozen=True)
 class CTA:

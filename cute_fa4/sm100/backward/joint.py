@@ -15,7 +15,8 @@ depth of 64 queries, the other lanes the second half.
 dS is operand A of dK in tensor memory. For dQ it is in shared memory, 64 queries x 256 keys in each CTA. A warpgroup
 has 64 queries of 128 keys, so one in each CTA sends its part to the other CTA (joint_compute.py).
 
-Steps of an MMA read the same addresses in both CTAs, so columns of K, Q and dO never share memory with their rows.
+Steps of an MMA read the same addresses in both CTAs, so columns of K, Q and dO never share memory with their rows. Rows
+and columns of Q and dO are parts of the ring, as in other pairs (Owner.parts), each with one place and one barrier.
 """
 
 from dataclasses import dataclass
@@ -39,17 +40,13 @@ from ..blueprint.chip import (
 )
 from ..blueprint.memory_maps import Region, SmemMap
 from ..pair.barriers import CTAS
-from . import subtracted_sizes
-from .barriers import WARPGROUP, Warps
-from .owner import F32_BYTES, GRANULE, ROWS, Owner
+from .barriers import RING, WARPGROUP, Warps
+from .owner import GRANULE, ROWS, Owner, Part
 
 DEPTH = 2 * GRANULE  # padded head dim of q, k and v
 KEYS = ROWS * CTAS  # of a pair
 OWN = "own_tile"
-OTHER = "copy"
-# Own tiles, and copies of a tile of queries: each has its place and its barriers.
-K_ROWS, V_ROWS, K_COLUMNS = range(3)
-Q_ROWS, DO_ROWS, Q_COLUMNS, DO_COLUMNS = range(4)
+K_COLUMNS = 2  # number of an own tile, after the rows of K and V
 COUNTERS = 8  # of a tile of queries: warps of both CTAs that add dQ
 PIECE = 32  # columns of dQ that a warp adds at a time
 
@@ -81,9 +78,9 @@ class JointWarps(Warps):
 
 @dataclass(frozen=True)
 class JointSmem(SmemMap):
-    """own: rows of K and V, columns of K; ring: one place for each copy; results overwrite both at the end.
+    """own: rows of K and V, columns of K; ring: one place for each part; results overwrite both at the end.
 
-    ds: 64 queries x 256 keys; staging: PIECE columns of dQ for each warp; stats: L and delta of two tiles of queries
+    ds: 64 queries x 256 keys; staging: PIECE columns of dQ for each warp; stats: L and delta of a tile of queries
     """
 
     own: Region
@@ -106,8 +103,8 @@ def table(warps: JointWarps) -> BarrierTable:
     sent = Arrivals("compute", ROWS), Arrivals("mma", 1, "+ bytes of the other CTA")
     rows = (
         Barrier("own_full", OWN, (load,), "mma", "an own tile is ready", once),
-        Barrier("other_full", OTHER, (load,), "mma", "a copy is ready", "other_empty"),
-        Barrier("other_empty", OTHER, (mma,), "load", "a copy's MMAs are done", "other_full"),
+        Barrier("other_full", RING, (load,), "mma", "a part is ready", "other_empty"),
+        Barrier("other_empty", RING, (mma,), "load", "a part's MMAs are done", "other_full"),
         Barrier("s_ready", CTA, (mma,), "compute", "S is ready", "s_read"),
         Barrier("s_read", CTA, (compute,), "mma", "S has been read", "s_ready"),
         Barrier("p_ready", CTA, (compute,), "mma", "P is written", "s_ready"),
@@ -119,7 +116,7 @@ def table(warps: JointWarps) -> BarrierTable:
         Barrier("dq_read", CTA, (dq,), "mma", "dQ has been read", "dq_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )  # fmt: skip
-    return BarrierTable(rows, {OWN: 3, OTHER: 4, CTA: 1})
+    return BarrierTable(rows, {OWN: 3, RING: 4, CTA: 1})
 
 
 @dataclass(frozen=True)
@@ -190,14 +187,14 @@ class JointOwner(Owner):
         return self.smem.own.offset + i * self.own_tiles[0].nbytes
 
     @property
-    def copy_bytes(self) -> int:
-        """Rows or columns of a tile of queries, in one CTA."""
-        return self.tiles[0].nbytes
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which MMAs free them: dV, S, dK, dP."""
+        q, q_of_sum, do, do_of_sum = super().parts
+        return do_of_sum, q, q_of_sum, do
 
     @property
-    def part_bytes(self) -> int:
-        """The parts of L or of delta of a tile, in one CTA: those of L come before those of delta."""
-        return self.tiles[0].rows * subtracted_sizes.NUMBERS_OF_PART * F32_BYTES
+    def slots(self) -> tuple[int, ...]:
+        return (1,) * len(self.parts)
 
     @property
     def piece_bytes(self) -> int:
@@ -213,10 +210,10 @@ class JointOwner(Owner):
         rows = sum(tile.nbytes for tile in self.own_tiles)
         return JointSmem.of_sizes(
             own=rows + self.columns_of_keys.nbytes,
-            ring=4 * self.copy_bytes,
+            ring=self.ring_offset(len(self.parts)),
             ds=self.ds_tile.nbytes,
             staging=len(self.warps.dq) * self.piece_bytes,
-            stats=2 * self.stats * F32_BYTES,
+            stats=self.stats_offset(len(self.parts)),
             ones=self.ones_bytes,
             distances=0,
             mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),

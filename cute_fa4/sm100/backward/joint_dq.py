@@ -23,28 +23,20 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...layouts.scalars import minimum
-from ...tma import copies
-from ...tma.tensor_maps import (
-    TMAOperand,
-    clipped_store,
-    clipped_store_view,
-    dense_view,
-    make_operand,
-    row_space,
-)
+from ...tma.tensor_maps import TMAOperand
 from ..blueprint.chip import WARP_SIZE
 from ..instructions import global_memory, mbarriers, tensor_memory, turns
 from ..pair.barriers import LEADER
 from ..pair.sync import is_leader
 from ..steps import pieces, row_math
 from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, write_words
+from . import operands
 from .joint import COUNTERS, DEPTH, PIECE
 from .load import other_rows
-from .operands import OwnerArgs
+from .operands import Box, OwnerArgs
 from .work import Place, Work, line_of_tile, q_head
 
-DTYPE = cutlass.Float32
+BOX = Box(WARP_SIZE, PIECE, Float32)  # of the sum, which a warp adds or stores at a time
 OF_ACCESS = 4  # columns of a row that a thread has of the sum: 16 bytes
 LANES = PIECE // OF_ACCESS  # of a row
 ROWS_AT_A_TIME = WARP_SIZE // LANES
@@ -52,21 +44,12 @@ TOGETHER = 8  # loads of a thread in flight: all of a piece
 
 
 def arguments(cfg, dq, total=None) -> dict:
-    """Fields of OwnerArgs. total: the sum, where dq has 16 bits"""
+    """Fields of JointArgs. total: the sum, where dq has 16 bits"""
+    added = operands.store_operand(cfg, dq if cfg.accumulate else total, BOX, "add")
     if cfg.accumulate:
-        return dict(added=operand(cfg, dq, "add"))
-    return dict(
-        added=operand(cfg, total, "add"), begun=operand(cfg, total, "store"), total=total, dq=dq
-    )
-
-
-def operand(cfg, total, direction: str):
-    """PIECE columns of the queries of a warp, stored or added to what is in memory."""
-    if cfg.packed:
-        view = clipped_store_view(total, row_space(total), WARP_SIZE, PIECE, PIECE)
-    else:
-        view = dense_view(total, PIECE, PIECE)
-    return make_operand(view, DTYPE, WARP_SIZE, PIECE, direction=direction)
+        return dict(added=added)
+    begun = operands.store_operand(cfg, total, BOX, "store")
+    return dict(added=added, begun=begun, total=total, dq=dq)
 
 
 @cute.jit
@@ -74,7 +57,7 @@ def take_ticket(args: OwnerArgs, address: cute.Pointer):
     """One thread of CTA 0 takes the number of the pair; both CTAs read it after they have met."""
     if is_leader():
         with cute.arch.elect_one():
-            last = args.counters.iterator + (args.counters.shape[0] - 1) * COUNTERS
+            last = args.joint.counters.iterator + (args.joint.counters.shape[0] - 1) * COUNTERS
             number = cute.arch.atomic_add(last, Int32(1), sem="relaxed", scope="gpu")
             cute.make_tensor(address, cute.make_layout(1))[0] = number
 
@@ -103,13 +86,8 @@ def put_piece(
 ):
     """PIECE columns of the queries of a warp that exist: added or stored, as the operand says."""
     if rows.row < rows.length:
-        if cutlass.const_expr(cfg.packed):
-            valid = minimum(rows.length - rows.row, WARP_SIZE)
-            at, further = clipped_store(WARP_SIZE, rows.first + rows.row, valid, rows.head)
-        else:
-            at, further = rows.row, (rows.head, work.sequence.index)
-        column = rows.column + piece * PIECE
-        copies.store_tile(operand, DTYPE, rows.buffer, at, further, first_column=column)
+        where, column = (rows.first, rows.length, rows.row), rows.column + piece * PIECE
+        operands.store(cfg, BOX, operand, rows.buffer, work.sequence, where, rows.head, column)
 
 
 def of_piece(args: OwnerArgs, values: list, piece: int) -> list:
@@ -138,12 +116,12 @@ def add(
         if cutlass.const_expr(piece == 0):
             turns.await_turn(counter, work.number)
         if cutlass.const_expr(cfg.accumulate):
-            put_piece(cfg, args.added, work, rows, piece)
+            put_piece(cfg, args.joint.added, work, rows, piece)
         else:
             if work.number == 0:
-                put_piece(cfg, args.begun, work, rows, piece)
+                put_piece(cfg, args.joint.begun, work, rows, piece)
             else:
-                put_piece(cfg, args.added, work, rows, piece)
+                put_piece(cfg, args.joint.added, work, rows, piece)
         cute.arch.cp_async_bulk_commit_group()
     cute.arch.cp_async_bulk_wait_group(0, read=False)
     turns.end_turn(counter)
@@ -191,7 +169,7 @@ def round_rows(
     exist = [(rows.row + row < rows.length) & (column < cfg.depth) for row in rows_of(first, lane)]
     if cutlass.const_expr(not alone):
         sums = [
-            global_memory.load_floats(place(cfg, args.total, work, rows, row, column), exists)
+            global_memory.load_floats(place(cfg, args.joint.total, work, rows, row, column), exists)
             for row, exists in zip(rows_of(first, lane), exist, strict=True)
         ]
     for row, exists, before in zip(rows_of(first, lane), exist, sums, strict=True):
@@ -203,7 +181,7 @@ def round_rows(
         if cutlass.const_expr(not alone):
             own = [a + b for a, b in zip(before, own, strict=True)]
         words = row_math.pack(own, cfg.dtype)
-        global_memory.store_words(place(cfg, args.dq, work, rows, row, column), words, exists)
+        global_memory.store_words(place(cfg, args.joint.dq, work, rows, row, column), words, exists)
 
 
 def rows_of(first: int, lane) -> list:
@@ -241,7 +219,7 @@ def tile(
     row = row + work.rank * owner.tiles[0].rows + warp % 2 * WARP_SIZE
     head = q_head(owner, work, place)
     line = head * args.stats.shape[1] + work.sequence.stats_tile + line_of_tile(owner, place)
-    counter = args.counters.iterator + (line * COUNTERS + work.rank * (COUNTERS // 2) + warp)
+    counter = args.joint.counters.iterator + (line * COUNTERS + work.rank * (COUNTERS // 2) + warp)
     buffer = cta.base + owner.smem.staging.offset + warp * owner.piece_bytes
     rows = Rows(first, length, row, head, warp // 2 * (DEPTH // 2), buffer)
     if cutlass.const_expr(cfg.accumulate):

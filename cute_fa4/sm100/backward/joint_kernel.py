@@ -8,12 +8,10 @@ from ..blueprint.chip import SMEM_BASE_ALIGNMENT
 from ..pair.kernel import allocate, meet, say_pair
 from ..pair.sync import is_leader
 from ..sync.pipelines import initialise
-from . import joint_compute, joint_dq, joint_load, joint_products, subtracted
-from .cta import cta_of, thread_of
+from . import joint_compute, joint_dq, joint_load, joint_products, load, subtracted
+from .cta import SET_UP, cta_of, thread_of
 from .operands import OwnerArgs
 from .work import Work, work_of
-
-SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
 
 
 @cute.jit
@@ -31,10 +29,7 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs):
     if warp == warps.load:
         counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
         initialise(cta.own_full.mbarriers, counts)
-    ones = cute.recast_ptr(base + smem.ones.offset, dtype=Int32)
-    words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
-    subtracted.write_ones(owner, words, cute.arch.thread_idx()[0], warps.threads)
-    cute.arch.fence_proxy("async.shared", space="cta")
+    subtracted.write_ones(owner, base)
     allocate(owner.tmem_columns, address, warp, warps.mma)
     cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
     tmem = cute.make_tensor(address, cute.make_layout(1))[0]
@@ -51,7 +46,7 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs):
         if warp == warps.mma:
             multiply(owner, cta, tmem, work)
         elif warp == warps.load:
-            joint_load.run(cfg, owner, args, cta, work)
+            load.run(cfg, owner, args, cta, work, joint_load.load_columns_of_keys)
     meet()
     if warp == warps.mma:
         pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, address)

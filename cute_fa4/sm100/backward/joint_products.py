@@ -16,55 +16,13 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.umma_descriptors import InstructionDescriptor
-from ..blueprint.chip import F32_BYTES
 from ..instructions import mbarriers, tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
-from . import subtracted
-from .joint import DEPTH, DO_COLUMNS, DO_ROWS, K_COLUMNS, Q_COLUMNS, Q_ROWS
+from .joint import DEPTH, K_COLUMNS
+from .operands import first_slots, next_slots
 from .owner import ROWS
-from .products import columns_of_steps, instruction
+from .products import add, await_summed, make
 from .work import Work
-
-
-def await_copy(cta, which: int, n):
-    cta.other_full.wait(which, n & 1)
-
-
-def copy_address(owner, cta, which: int):
-    return cta.ring_address + which * owner.copy_bytes
-
-
-def make(owner, cta, tmem, i: int, n):
-    """S^T (i = 0) or dP^T (1) of turn n: rows of K or V by rows of Q or dO. Frees the rows."""
-    which = (Q_ROWS, DO_ROWS)[i]
-    await_copy(cta, which, n)
-    tile, of_ring = owner.own_tiles[i], owner.tiles[i]
-    own, high, steps = mma_tile(tile, cta.base + owner.own_offset(i), tile.num_steps)
-    other, other_high, other_steps = mma_tile(
-        of_ring, copy_address(owner, cta, which), of_ring.num_steps
-    )
-    to, computes = tmem + (owner.s_column, owner.dp_column)[i], instruction(owner, ROWS)
-    pairs = list(zip(steps, other_steps, strict=True))
-    tensor_core.mma_ss(to, own, other, pairs, computes, high, other_high, accumulate=False)
-    parts = cta.stats_address + (n & 1) * (owner.stats * F32_BYTES) + i * owner.part_bytes
-    subtracted.subtract(owner, to, cta.ones_address, parts, of_dp=i == 1)
-    (cta.s_ready, cta.dp_ready)[i].commit(0)
-    cta.other_empty.commit(which)
-
-
-def add(owner, cta, tmem, result: int, n):
-    """dK (result 0) += dS^T Q or dV (1) += P^T dO of turn n. Frees the columns of Q or dO."""
-    which = (Q_COLUMNS, DO_COLUMNS)[result]
-    await_copy(cta, which, n)
-    tile = owner.summed_tile(result)
-    start, high, offsets = mma_tile(tile, copy_address(owner, cta, which), tile.num_steps)
-    first, apart = owner.p_place if result else owner.ds_place
-    columns = columns_of_steps(owner.warps.groups, owner.p_columns, apart)
-    steps = list(zip(columns, offsets, strict=True))
-    computes = instruction(owner, DEPTH, b_mn_major=True)
-    to = tmem + owner.result_column(result)
-    tensor_core.mma_ts(to, tmem + first, start, steps, computes, high, accumulate=n > 0)
-    cta.other_empty.commit(which)
 
 
 def make_dq(owner, cta, tmem):
@@ -107,27 +65,28 @@ def say_sent(owner: cutlass.Constexpr, cta, work: Work):
 @cute.jit
 def run(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
     """Every product of a pair."""
-    count = work.count
+    slots, count = first_slots(owner, 0), work.count
     if count > 0:
-        cta.own_full.wait(0, 0)
-        make(owner, cta, tmem, 0, Int32(0))
-        cta.own_full.wait(1, 0)
-        make(owner, cta, tmem, 1, Int32(0))
+        make(owner, cta, tmem, slots, 0, Int32(0))
+        make(owner, cta, tmem, slots, 1, Int32(0))
         cta.s_read.wait(0, 0)
         for n in cutlass.range(count, unroll=1):
+            following = next_slots(owner, slots)
+            await_summed(owner, cta, slots, 1)
             cta.p_ready.wait(0, n & 1)
             tensor_memory.fence_after()
-            add(owner, cta, tmem, 1, n)
+            add(owner, cta, tmem, slots, 1, n)
             if n > 0:
                 cta.dq_read.wait(0, (n & 1) ^ 1)
                 tensor_memory.fence_after()
             if n + 1 < count:
-                make(owner, cta, tmem, 0, n + 1)
+                make(owner, cta, tmem, following, 0, n + 1)
+            await_summed(owner, cta, slots, 0)
             cta.ds_ready.wait(0, n & 1)
             tensor_memory.fence_after()
-            add(owner, cta, tmem, 0, n)
+            add(owner, cta, tmem, slots, 0, n)
             if n + 1 < count:
-                make(owner, cta, tmem, 1, n + 1)
+                make(owner, cta, tmem, following, 1, n + 1)
             if n == 0:
                 cta.own_full.wait(K_COLUMNS, 0)
             if n + 1 < count:
@@ -136,5 +95,6 @@ def run(owner: cutlass.Constexpr, cta, tmem: Int32, work: Work):
             await_sent(owner, cta, n)
             cta.ds_there.wait(0, n & 1)
             make_dq(owner, cta, tmem)
+            slots = following
         cta.done.commit(0)
         cta.dq_read.wait(0, (count - 1) & 1)  # CTA 0 outlives the arrivals of CTA 1

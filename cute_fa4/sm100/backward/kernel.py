@@ -43,13 +43,11 @@ from . import (
     sums,
 )
 from .config import BackwardConfig
-from .cta import cta_of, thread_of
+from .cta import SET_UP, cta_of, thread_of
 from .listed import TileLists
-from .operands import OwnerArgs
+from .operands import JointArgs, OwnerArgs
 from .owner import ROWS
 from .work import Sizes, grid_of, work_of
-
-SET_UP = 2  # named barrier: mbarriers and tensor memory are ready
 
 
 def sizes_of(cfg, q: cute.Tensor, k: cute.Tensor, mask_sizes, lengths) -> Sizes:
@@ -103,15 +101,11 @@ class Given:
         """Of the kernel of all gradients (joint.py). written: dq, dk, dv, counters, and where dq has 16 bits its sum"""
         dq, dk, dv, counters, *total = written
         owner = cfg.joint_owner
-        results = tuple(operands.store_operand(cfg, x) for x in (dk, dv))
+        results = tuple(operands.result_operand(cfg, x) for x in (dk, dv))
         halves, group = joint.DEPTH // owner.ctas, [owner.ctas]
         (columns,) = operands.load_operands(cfg, [halves], self.k_and_v[:1], ROWS, group)
-        return replace(
-            self.arguments(cfg, owner, results),
-            columns=columns,
-            counters=counters,
-            **joint_dq.arguments(cfg, dq, *total),
-        )
+        of_joint = JointArgs(columns, counters, **joint_dq.arguments(cfg, dq, *total))
+        return replace(self.arguments(cfg, owner, results), joint=of_joint)
 
     def halves(self, cfg, owner, others: tuple) -> dict:
         """Further operands of a pair. others: tensors of the other side."""
@@ -199,7 +193,7 @@ class BackwardKernel:
         dq, dk, dv = written
         for owner in (cfg.owner("queries"), *cfg.owners_of_keys):
             tensors = (dk, dv) if owner.owns_keys else (dq,)
-            results = tuple(operands.store_operand(cfg, tensors[i]) for i in owner.results)
+            results = tuple(operands.result_operand(cfg, tensors[i]) for i in owner.results)
             args = given.arguments(cfg, owner, results)
             kernel = {None: "dkv", 0: "dk", 1: "dv"}[owner.only] if owner.owns_keys else "dq"
             self.launch(getattr(self, kernel), kernel, owner, args, grid_of(owner, sizes), stream)
@@ -271,10 +265,7 @@ class BackwardKernel:
             counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
             initialise(cta.own_full.mbarriers, counts)
         if cutlass.const_expr(owner.subtracts):
-            ones = cute.recast_ptr(base + smem.ones.offset, dtype=Int32)
-            words = cute.make_tensor(ones, cute.make_layout(smem.ones.nbytes // 4))
-            subtracted.write_ones(owner, words, cute.arch.thread_idx()[0], warps.threads)
-            cute.arch.fence_proxy("async.shared", space="cta")
+            subtracted.write_ones(owner, base)
         if cutlass.const_expr(owner.ctas > 1):
             allocate(owner.tmem_columns, address, warp, warps.mma)
         cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)

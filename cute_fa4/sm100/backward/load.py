@@ -88,7 +88,7 @@ def await_room(owner, cta, slots: tuple, number: int):
 
 
 def first_slots(owner) -> tuple:
-    """Where the first turn loads: a late part, which it leaves out, is a slot behind."""
+    """Where the first turn loads. It leaves a late part out, which begins one slot earlier."""
     return tuple(
         slot.previous(slots) if part.late else slot
         for slot, slots, part in zip(
@@ -98,8 +98,16 @@ def first_slots(owner) -> tuple:
 
 
 @cute.jit
-def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, work: Work):
-    """Everything that a CTA copies in. before: the place of the turn before, for late parts."""
+def run(
+    cfg: cutlass.Constexpr,
+    owner: cutlass.Constexpr,
+    args: OwnerArgs,
+    cta,
+    work: Work,
+    also: cutlass.Constexpr = None,
+):
+    """Everything that a CTA copies in. also: what it loads after the first turn, a function of the other arguments."""
+    # before: the place of the turn before, for late parts
     slots, place = first_slots(owner), Place.of(work)
     before = place
     for n in cutlass.range(work.count, unroll=1):
@@ -118,6 +126,9 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
                         if n == owner.first_over_own(i):
                             cta.own_moved.wait(owner.moved.index(i), 0)
                 load_part(cfg, owner, args, cta, work, place, slots, number)
+        if cutlass.const_expr(also is not None):
+            if n == 0:
+                also(cfg, owner, args, cta, work)
         slots, before, place = operands.next_slots(owner, slots), place, place.next(work)
     for number in cutlass.range_constexpr(len(owner.parts)):
         if cutlass.const_expr(owner.parts[number].late):

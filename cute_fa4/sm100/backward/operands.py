@@ -34,6 +34,29 @@ from .work import Sequence, Sizes
 
 
 @dataclass(frozen=True)
+class JointArgs:
+    """Further arguments of the kernel of all gradients (joint.py)."""
+
+    columns: TMAOperand  # halves of the columns of K
+    counters: (
+        cute.Tensor
+    )  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
+    added: TMAOperand  # the sum of dQ, or dq in float32: what pairs add to
+    begun: TMAOperand | None = None  # the same sum: what the first pair stores to
+    total: cute.Tensor | None = None  # the same sum, as q in float32
+    dq: cute.Tensor | None = None  # of 16 bits
+
+
+@dataclass(frozen=True)
+class Box:
+    """What one copy to memory takes."""
+
+    rows: int
+    columns: int
+    dtype: type  # of the DSL
+
+
+@dataclass(frozen=True)
 class OwnerArgs:
     """Arguments of one of the two kernels. own, others, results: in the order of Owner.depths."""
 
@@ -50,20 +73,11 @@ class OwnerArgs:
     first: Int32 | None = None  # number of the launch's first CTA among all
     summed: tuple[
         TMAOperand, ...
-    ] = ()  # in a pair: halves of the columns of `others`, one for each of Owner.results
-    columns: TMAOperand | None = (
-        None  # halves of the columns of K (joint.py), and there also dq, its sum and counters
-    )
-    added: TMAOperand | None = None  # the sum of dQ, or dq in float32: what pairs add to
-    begun: TMAOperand | None = None  # the same sum: what the first pair stores to
-    total: cute.Tensor | None = None  # the same sum, as q in float32
-    dq: cute.Tensor | None = None  # of 16 bits
-    counters: cute.Tensor | None = (
-        None  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
-    )
+    ] = ()  # in a pair: halves of columns, one for each of Owner.results
     parts: TMAOperand | None = (
         None  # in a pair whose MMAs subtract: parts of L or of delta in `stats`
     )
+    joint: JointArgs | None = None
 
 
 def load_operands(cfg, depths: tuple, tensors: tuple, rows: int, ctas=(1, 1)) -> tuple:
@@ -99,14 +113,23 @@ def parts_operand(owner, stats: cute.Tensor) -> TMAOperand:
     return make_line_operand(view, groups, core, cta_group=owner.ctas)
 
 
-def store_operand(cfg, tensor) -> TMAOperand:
-    """Depth chunks of 128 rows, stored or added to what is in memory."""
-    columns, direction = cfg.stored_columns, "add" if cfg.accumulate else "store"
+def box_of(cfg) -> Box:
+    """A depth chunk of a result."""
+    return Box(ROWS, cfg.stored_columns, DTYPES[cfg.grad_dtype].cutlass)
+
+
+def store_operand(cfg, tensor, box: Box, direction: str) -> TMAOperand:
+    """Boxes of a tensor, which a "store" overwrites and an "add" adds to."""
     if cfg.packed:
-        view = clipped_store_view(tensor, row_space(tensor), ROWS, columns, columns)
+        view = clipped_store_view(tensor, row_space(tensor), box.rows, box.columns, box.columns)
     else:
-        view = dense_view(tensor, columns, columns)
-    return make_operand(view, DTYPES[cfg.grad_dtype].cutlass, ROWS, columns, direction=direction)
+        view = dense_view(tensor, box.columns, box.columns)
+    return make_operand(view, box.dtype, box.rows, box.columns, direction=direction)
+
+
+def result_operand(cfg, tensor) -> TMAOperand:
+    """Of dQ, dK or dV, stored or added to what is in memory."""
+    return store_operand(cfg, tensor, box_of(cfg), "add" if cfg.accumulate else "store")
 
 
 def load(
@@ -122,15 +145,14 @@ def load(
     copies.load_tile(operand, dtype, address, mbarrier, at, further, first_column)
 
 
-def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, chunk: int):
-    """Copy a depth chunk of a tile out; rows beyond the sequence are dropped."""
+def store(cfg, box: Box, operand: TMAOperand, address, of: Sequence, rows: tuple, head, column):
+    """Copy a box out; rows beyond the sequence are dropped. column: its first one"""
     first, length, row = rows
     if cfg.packed:
-        at, further = clipped_store(ROWS, first + row, minimum(length - row, ROWS), head)
+        at, further = clipped_store(box.rows, first + row, minimum(length - row, box.rows), head)
     else:
         at, further = row, (head, of.index)
-    column, dtype = chunk * cfg.stored_columns, DTYPES[cfg.grad_dtype].cutlass
-    copies.store_tile(operand, dtype, address, at, further, first_column=column)
+    copies.store_tile(operand, box.dtype, address, at, further, first_column=column)
 
 
 def first_slots(owner, phase: int) -> tuple[Slot, ...]:

@@ -101,7 +101,10 @@ def store_chunk(
         existing = -(-(cfg.depth, cfg.depth_v)[result] // cfg.stored_columns)
         for number in range(first, min(first + pieces, existing)):
             at = buffer + (number - first) * CHUNK_BYTES
-            operands.store(cfg, to, at, work.sequence, rows, work.head, number)
+            column = number * cfg.stored_columns
+            operands.store(
+                cfg, operands.box_of(cfg), to, at, work.sequence, rows, work.head, column
+            )
         cute.arch.cp_async_bulk_commit_group()
 
 

@@ -62,21 +62,26 @@ def store(line: cute.Tensor, row, of_s, of_dp):
 
 
 @cute.jit
-def write_ones(owner: cutlass.Constexpr, words: cute.Tensor, thread, threads: cutlass.Constexpr):
-    """The constant operand. words: Int32 of shared memory; thread: of so many."""
+def write_ones(owner: cutlass.Constexpr, base: cute.Pointer):
+    """All threads of a CTA write the constant operand. base: of its shared memory."""
+    ones, threads = owner.smem.ones, owner.warps.threads
+    address = cute.recast_ptr(base + ones.offset, dtype=Int32)
+    words = cute.make_tensor(address, cute.make_layout(ones.nbytes // 4))
+    thread, _, _ = cute.arch.thread_idx()
     one = 0x3F80  # in bf16
     row = (Int32(one << 16 | one), Int32(one), Int32(0), Int32(0))
     if cutlass.const_expr(owner.ctas > 1):
         if thread < 2 * ROWS_PER_PERIOD:
             for i in cutlass.range_constexpr(WORDS):
                 words[thread * WORDS + i] = choose(thread < ROWS_PER_PERIOD, row[i], Int32(0))
-        return
-    for block in cutlass.range_constexpr(3):
-        for first in cutlass.range_constexpr(0, ROWS, threads):
-            if first + thread < ROWS:
-                for i in cutlass.range_constexpr(WORDS):
-                    at = (block * ROWS + first + thread) * WORDS + i
-                    words[at] = row[i] if cutlass.const_expr(block == 1) else Int32(0)
+    else:
+        for block in cutlass.range_constexpr(3):
+            for first in cutlass.range_constexpr(0, ROWS, threads):
+                if first + thread < ROWS:
+                    for i in cutlass.range_constexpr(WORDS):
+                        at = (block * ROWS + first + thread) * WORDS + i
+                        words[at] = row[i] if cutlass.const_expr(block == 1) else Int32(0)
+    cute.arch.fence_proxy("async.shared", space="cta")
 
 
 def subtract(owner, tmem, ones_address, parts_address, of_dp: bool):

@@ -201,9 +201,8 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     if owner.takes_turns:
         following = row + rows
         last_before = choose(following < own, first_tile(cfg, owner, sizes, of, following), end)
-        if (
-            not cfg.accumulate
-        ):  # the first pair of a sequence stores dQ of all queries, also where none sees a key
+        # The first pair of a sequence stores dQ of all queries, also where none sees a key.
+        if not cfg.accumulate:
             first, has_work = choose(tile == 0, 0, first), has_work | (tile == 0)
     end = choose(has_work, maximum(end, first), first)  # no rows, no work
     turns = group if owner.owns_keys else Int32(1)

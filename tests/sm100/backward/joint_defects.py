@@ -49,18 +49,23 @@ JOINT = {
     ),
     "CTA 1 has no dS": Defect("joint_products", "            cta.ds_there.wait(0, n & 1)\n", "", "joint"),
     # --- columns and rows
-    "both CTAs load the same columns": Defect("joint_load", "work.rank * (joint.DEPTH", "0 * (joint.DEPTH", "joint"),
+    "both CTAs load the same columns": Defect("joint_load", "work.rank * (DEPTH", "0 * (DEPTH", "joint"),
     "columns of its own keys": Defect("joint_load", "(half - work.rank) * ROWS", "0", "joint"),
-    "both CTAs load the same queries": Defect("joint_load", "row + of_cta\n", "row\n", "joint"),
+    "both CTAs load the same queries": Defect(
+        "load", "row = row + rank_row(owner, work)", "row = row", "joint",
+    ),
+    "both CTAs load the same columns of queries": Defect(
+        "load", "column = work.rank * owner.summed_tile(i).cols", "column = 0", "joint",
+    ),
     "both CTAs subtract the same numbers": Defect(
-        "joint_load", "group = of_cta // ROWS_PER_PERIOD", "group = 0", "joint",
+        "load", "(row_in_line(owner, place, 0) + rank_row(owner, work))", "row_in_line(owner, place, 0)", "joint",
     ),
     "both CTAs add the same queries": Defect(
         "joint_dq", "work.rank * owner.tiles[0].rows + warp", "warp", "joint",
     ),
     "dQ has the first columns twice": Defect("joint_dq", "head, warp // 2 * (DEPTH // 2),", "head, 0,", "joint"),
-    "dP subtracts L": Defect("joint_products", "i * owner.part_bytes", "0 * owner.part_bytes", "joint"),
-    "parts of L and delta have one place": Defect("joint_load", "(n & 1) * stats_bytes", "0 * stats_bytes", "joint"),
+    "dP subtracts L": Defect("load", "group, (i, line, head))", "group, (0, line, head))", "joint"),
+    "L and delta have one place": Defect("operands", "owner.made_part(i) if", "owner.made_part(0) if", "joint"),
     # --- places that are used again
     "S over dQ that is not read": Defect(
         "joint_products", "                cta.dq_read.wait(0, (n & 1) ^ 1)", "                pass", "joint",

@@ -333,7 +333,7 @@ COMBINE_VARIANTS = {
 }
 BACKWARD_VARIANTS = {
     "backward fp16 packed lengths": {
-        **{"dtype": "fp16", "packed": True, "used": True},
+        **{"dtype": "fp16", "packed": True, "used": True, "joint": False},
         "mask": masks.causal().mask,
     },
     "backward B300 192/128 soft cap": {

@@ -17,7 +17,7 @@ from functools import cache, partial
 import torch
 
 from benchmarks.cycle_model import profiled
-from benchmarks.cycle_model.grid import makespan
+from benchmarks.cycle_model.grid import makespan, makespan_in_turns
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 from benchmarks.cycle_model.modelled import made_by, marked
 from benchmarks.cycle_model.profiled import Cost, Cycles, Launch
@@ -27,7 +27,7 @@ from cute_fa4.emulator.model.constants import Constant, fitted_b200
 from cute_fa4.emulator.model.report import Profiles, profiling
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.backward.joint import KEYS
-from cute_fa4.sm100.backward.owner import HEADS_SIDE_BY_SIDE
+from cute_fa4.sm100.backward.work import heads_side_by_side
 from cute_fa4.sm100.blueprint import tuning
 
 ROWS = 128
@@ -37,7 +37,12 @@ OF_THEIRS = (64, 64), (128, 128)
 JOINT = "joint"  # the kernel of all gradients, by the part of its name that tells it apart
 OF_JOINT = ((128, 128),)
 CLOCK_GHZ, SMS = 1.85, 148
-CALLS = (8192, 64), (16384, 16)  # queries, heads of all sequences
+CALLS = (
+    (False, 8192, 64),
+    (True, 8192, 64),
+    (True, 16384, 16),
+)  # causal, queries, heads of all sequences
+NEXT_TURN = 1400  # cycles from dQ of a pair's next tile to the turn of the next pair: two accesses of L2, as profiled
 
 
 def constants() -> dict[str, Constant]:
@@ -161,20 +166,26 @@ def cycles_of(few: float, many: float) -> float:
     return (many - few) / (TURNS[1] - TURNS[0])
 
 
-def causal_ctas(
-    cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...]
+def ctas_of(
+    cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...], causal: bool
 ) -> list[tuple[Cycles, float, float, int]]:
     """(record, cycles of a tile, cycles besides, CTAs that share MMAs) of each kernel."""
     found = []
     for kernel in kernels:
-        few, many = (cost(each) for each in tiles_apart(kernel, depths))
+        apart = tiles_apart if causal else loop
+        few, many = (cost(each) for each in apart(kernel, depths))
         cycles, shared = cycles_of(few.cycles, many.cycles), rows_of(kernel, depths) // ROWS
         used, tiles = many, TURNS[-1]
-        if kernel == JOINT:
+        if causal and kernel == JOINT:
             tiles -= shared
             used = cost(causal_launch(kernel, depths, tiles))
         found.append((used, cycles, used.cycles - tiles * cycles, shared))
     return found
+
+
+def loop(kernel: str, depths: tuple[int, int]) -> list[Launch]:
+    """Two launches, of few and of many tiles, without a mask."""
+    return [launch(OURS, kernel, depths, turns) for turns in TURNS]
 
 
 def tiles_apart(kernel: str, depths: tuple[int, int]) -> list[Launch]:
@@ -183,57 +194,73 @@ def tiles_apart(kernel: str, depths: tuple[int, int]) -> list[Launch]:
     The kernel of all gradients: of its loop. In a causal call each of its pairs rounds dQ of as many tiles as it owns.
     """
     if kernel == JOINT:
-        return [launch(OURS, kernel, depths, turns) for turns in TURNS]
+        return loop(kernel, depths)
     return [causal_launch(kernel, depths, turns) for turns in TURNS]
 
 
-def causal_microseconds(
-    kernels: Iterable[tuple[float, float, int]],
+def call_microseconds(
+    ctas: Iterable[tuple[float, float, int]],
     seqlen: int,
     heads: int,
     depth_v: int,
-    side_by_side: int | None = None,
+    causal: bool,
+    in_turns: bool,
 ) -> float:
-    """A call without groups: the kernels one after another, after the deltas. Waits for turns are not modeled.
+    """A call without groups: the kernels one after another, after the deltas.
 
-    side_by_side: heads whose CTAs come one after another, the longest first; None: all
+    ctas: of each kernel (cycles of a tile, cycles besides, CTAs that share MMAs). in_turns: it is the kernel of all
+    gradients, whose pairs wait for turns
     """
     found = constants()
     read = seqlen * heads * 2 * depth_v * torch.bfloat16.itemsize
     out = found["launch_us"].value + read / found["hbm_tbs"].value * 1e-6
-    some = side_by_side or heads
-    for cycles, besides, shared in kernels:
-        ctas = (
-            tiles * cycles + besides
+    some = heads_side_by_side(seqlen) if in_turns else heads
+    for cycles, besides, shared in ctas:
+        tiles = seqlen // ROWS
+        order = [
+            (head, tiles - own * causal)
             for first in range(0, heads, some)
-            for tiles in range(seqlen // ROWS, 0, -shared)
-            for _ in range(min(some, heads - first))
-        )
-        out += makespan(ctas, SMS // shared) / CLOCK_GHZ * 1e-3
+            for own in range(0, tiles, shared)
+            for head in range(first, min(first + some, heads))
+        ]
+        slots = SMS // shared
+        if in_turns:
+            span = makespan_in_turns(order, slots, cycles, besides, cycles + NEXT_TURN)
+            out += found["kernel_start_us"].value  # zeros of the counters
+        else:
+            span = makespan((number * cycles + besides for _, number in order), slots)
+        out += span / CLOCK_GHZ * 1e-3
     return out
 
 
-def causal_cells(
+def speed(
+    ctas: Iterable[tuple[float, float, int]],
+    depths: tuple[int, int],
+    size: tuple[int, int],
+    causal: bool,
+    in_turns: bool,
+) -> float:
+    """TFLOPS of a call. size: queries, heads"""
+    seqlen, heads = size
+    us = call_microseconds(ctas, seqlen, heads, depths[1], causal, in_turns)
+    tiles = (seqlen / ROWS) ** 2 / (1 + causal) * heads
+    return teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
+
+
+def call_cells(
     cost: Cost, depths: tuple[int, int], kernels: tuple[str, ...]
 ) -> tuple[dict[str, str], list[str]]:
-    """Kernel -> cycles of its CTA without those of its tiles; TFLOPS of CALLS."""
-    ctas = causal_ctas(cost, depths, kernels)
-    records = [record for record, *_ in ctas]
+    """Kernel -> cycles of its CTA without those of its tiles in a causal call; TFLOPS of CALLS."""
+    found = {causal: ctas_of(cost, depths, kernels, causal) for causal in (False, True)}
     besides = {
         kernel: marked(f"{each:,.0f}", record)
-        for kernel, (record, _, each, _) in zip(kernels, ctas, strict=True)
+        for kernel, (record, _, each, _) in zip(kernels, found[True], strict=True)
     }
-    speeds, costs = [], [rest for _, *rest in ctas]
-    for seqlen, heads in CALLS:
-        some = HEADS_SIDE_BY_SIDE if kernels == (JOINT,) else None
-        us = causal_microseconds(costs, seqlen, heads, depths[1], some)
-        if some:
-            us += constants()[
-                "kernel_start_us"
-            ].value  # zeros of the counters; the float32 sum stays in L2
-        tiles = (seqlen / ROWS) ** 2 / 2 * heads
-        speed = teraflops(us * CLOCK_GHZ * 1e3 * SMS / tiles, depths)
-        speeds.append(marked(f"{speed:,.0f}", *records))
+    speeds = []
+    for causal, *size in CALLS:
+        ctas = [rest for _, *rest in found[causal]]
+        value = speed(ctas, depths, size, causal, kernels == (JOINT,))
+        speeds.append(marked(f"{value:,.0f}", *(record for record, *_ in found[causal])))
     return besides, speeds
 
 
@@ -249,10 +276,13 @@ def teraflops(cycles: float, depths: tuple[int, int]) -> float:
 
 def table(cost: Cost = profiled.recorded) -> str:
     """Cycles: of a tile of scores; busy: share of them in which the tensor core works; the rest of causal calls."""
-    sizes = [f"{seqlen // 1024}K, {heads} heads" for seqlen, heads in CALLS]
+    sizes = [
+        f"{'causal' if causal else 'full'}, {seqlen // 1024}K, {heads} heads"
+        for causal, seqlen, heads in CALLS
+    ]
     head = (
         *("head dims", "maker", "kernel", "cycles of 128 x 128 scores", "tensor core busy"),
-        *("TFLOPS of all", "start and stores, causal", *(f"causal, {size}" for size in sizes)),
+        *("TFLOPS of all", "start and stores, causal", *sizes),
     )
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     found = []
@@ -262,7 +292,7 @@ def table(cost: Cost = profiled.recorded) -> str:
         ]
         cycles = [cycles_of(*(each.cycles for each in both)) for both in used]
         besides, speeds = (
-            causal_cells(cost, depths, kernels) if maker == OURS else ({}, [""] * len(CALLS))
+            call_cells(cost, depths, kernels) if maker == OURS else ({}, [""] * len(CALLS))
         )
         for kernel, both, own in zip(kernels, used, cycles, strict=True):
             busy = both[1].busy
@@ -277,6 +307,8 @@ def table(cost: Cost = profiled.recorded) -> str:
             lines.append(f"| {' | '.join(cells)} |")
         found += [each for both in used for each in both]
         found += (
-            [record for record, *_ in causal_ctas(cost, depths, kernels)] if maker == OURS else []
+            [record for record, *_ in ctas_of(cost, depths, kernels, causal=True)]
+            if maker == OURS
+            else []
         )
     return "\n".join([*lines, "", made_by(found)])

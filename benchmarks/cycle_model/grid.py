@@ -69,6 +69,32 @@ def makespan(ctas: Iterable[float], slots: int) -> float:
     return max(ends)
 
 
+def makespan_in_turns(
+    ctas: Iterable[tuple[int, int]], slots: int, cycles: float, besides: float, apart: float
+) -> float:
+    """makespan() of CTAs that add to the same tiles in their order, each beginning with the same one.
+
+    ctas     (head, tiles) in order: one waits for the one before it of its head
+    cycles   of a tile; besides: of start and stores of a CTA
+    apart    from a tile of a CTA to the same tile of the next one, at least
+
+    >>> makespan_in_turns([(0, 2), (0, 2)], 2, 1.0, 0.0, 1.5), makespan_in_turns([(0, 2), (1, 2)], 2, 1.0, 0.0, 1.5)
+    (3.5, 2.0)
+    """
+    ends = [0.0] * slots
+    before: dict[int, list[float]] = {}
+    for head, tiles in ctas:
+        at, passed = ends[0], []
+        for turn in range(tiles):
+            at += cycles
+            if head in before:
+                at = max(at, before[head][turn] + apart)
+            passed.append(at)
+        before[head] = passed
+        heapq.heapreplace(ends, at + besides)
+    return max(ends)
+
+
 @dataclass(frozen=True)
 class LaunchTime:
     """us: time of the launch. busy: share of SM cycles in which a CTA was at work.

@@ -362,11 +362,15 @@ def test_lists_of_small_blocks_need_no_compiler(nothing_loaded, tmp_path, monkey
 def test_an_exported_kernel_of_all_gradients_needs_no_compiler(
     nothing_loaded, tmp_path, monkeypatch
 ):
-    """An entry that asks for it, under a table that does too: the sum and the counters reach the loaded kernel."""
-    (config,) = entry.configs_of("backward", dict(head_dim=128, dtype="bf16", joint=True), "")
-    kind, said = entry.entry_of(config)
-    assert config.joint and said == {"dtype": "bf16", "head_dim": 128, "joint": True}
-    assert entry.configs_of(kind, said, "") == [config]
+    """The default: the sum and the counters reach the loaded kernel. An entry says where it has two owners instead."""
+    for joint in (True, False):
+        asked = dict(head_dim=128, dtype="bf16", joint=joint)
+        (config,) = entry.configs_of("backward", asked, "")
+        kind, said = entry.entry_of(config)
+        assert config.joint is joint and said.get("joint", True) is joint
+        assert entry.configs_of(kind, said, "") == [config]
+    (config,) = entry.configs_of("backward", dict(head_dim=128, dtype="bf16"), "")
+    assert config.joint
     aot.load(aot.export([config], tmp_path))
     monkeypatch.setenv("CUTE_FA4_JIT", "error")
     assert trials.verdict(config, "cpu", "emulator").good

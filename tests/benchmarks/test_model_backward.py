@@ -37,13 +37,13 @@ OURS_ALONE = [(depths, kernels) for maker, depths, kernels in backward.calls() i
 
 
 @pytest.mark.parametrize("depths, kernels", OURS_ALONE, ids=str)
-def test_a_causal_call_pays_a_start_for_every_cta(depths, kernels):
+def test_a_call_pays_a_start_for_every_cta(depths, kernels):
     """Kernels of 1,000 cycles a tile, and 3,000 besides: no call reaches the speed of the loops alone."""
 
     def cost(launch):
         return profiled.Cycles(3000.0 + 1000 * int(launch.name.split()[-2]), {})
 
-    besides, speeds = backward.causal_cells(cost, depths, kernels)
+    besides, speeds = backward.call_cells(cost, depths, kernels)
     assert besides == dict.fromkeys(kernels, "3,000")
     limit = backward.teraflops(1000.0 * len(kernels), depths)
     found = [float(cell.replace(",", "")) for cell in speeds]

@@ -233,9 +233,17 @@ QUICK = (
     "rows of 656 bytes in pairs",
     "one query tile, shared keys",
 )
-# The owner of keys, which has the largest code of a backward pass: 168 registers are the most of 320 threads.
+# The owner of keys, which has the largest code of a backward pass: 168 registers are the most of 320 threads. The
+# kernel of all gradients spills sizes of a sequence where results are float32; a tile reads some of them.
 BACKWARD = {
-    "backward": (0, dict(mask=masks.Causal())),
+    "backward by one kernel": (0, dict(mask=masks.Causal())),
+    "backward by one kernel, packed": (0, dict(mask=masks.Causal(), packed=True, used=True)),
+    "backward by one kernel, float32": (16, dict(mask=masks.Causal(), accumulate=True)),
+    "backward by one kernel, packed, float32": (
+        32,
+        dict(mask=masks.Causal(), packed=True, used=True, accumulate=True),
+    ),
+    "backward": (0, dict(mask=masks.Causal(), joint=False)),
     "backward, soft cap": (0, dict(mask=masks.Causal(), score_mod=score_mods.soft_cap(30.0))),
     "backward, documents": (16, dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),))),
     "backward, lists": (0, dict(listed=True)),

@@ -1,1 +1,1 @@
-"""The backward pass: one kernel whose CTAs own queries (dQ), one whose CTAs own keys (dK, dV), no atomics."""
+"""The backward pass: kernels whose CTAs own queries (dQ) or keys (dK, dV), or one for all; equal bits in every run."""

@@ -41,6 +41,7 @@ class CTA:
     dq_read: Event | None = None
     ds_sent: Event | None = None
     ds_there: Event | None = None
+    sum_there: Event | None = None
 
 
 @dataclass(frozen=True)

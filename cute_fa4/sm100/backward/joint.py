@@ -27,6 +27,7 @@ from ..blueprint.barriers import (
     Arrivals,
     Barrier,
     BarrierTable,
+    announced_bytes,
     commit_by,
 )
 from ..blueprint.chip import (
@@ -46,9 +47,12 @@ from .owner import GRANULE, ROWS, Owner, Part
 DEPTH = 2 * GRANULE  # padded head dim of q, k and v
 KEYS = ROWS * CTAS  # of a pair
 OWN = "own_tile"
+DQ_WARP = "dq_warp"
 K_COLUMNS = 2  # number of an own tile, after the rows of K and V
 COUNTERS = 8  # of a tile of queries: warps of both CTAs that add dQ
-PIECE = 32  # columns of dQ that a warp adds at a time
+PIECE = 32  # columns of dQ in a box of the sum
+PIECES = DEPTH // 2 // PIECE  # of a warp
+BOX_BYTES = WARP_SIZE * SWIZZLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class JointWarps(Warps):
 class JointSmem(SmemMap):
     """own: rows of K and V, columns of K; ring: one place for each part; results overwrite both at the end.
 
-    ds: 64 queries x 256 keys; staging: PIECE columns of dQ for each warp; stats: L and delta of a tile of queries
+    ds: 64 queries x 256 keys; staging: dQ of each warp in float32; stats: L and delta of a tile of queries
     """
 
     own: Region
@@ -114,9 +118,10 @@ def table(warps: JointWarps) -> BarrierTable:
         Barrier("ds_there", CTA, (Arrivals("mma", 1, "of 1, at 0"),), "mma", "so it is in CTA 1", "dq_ready"),
         Barrier("dq_ready", CTA, (mma,), "dq, compute", "dQ is ready, dS has been read", "dq_read"),
         Barrier("dq_read", CTA, (dq,), "mma", "dQ has been read", "dq_ready"),
+        Barrier("sum_there", DQ_WARP, (announced_bytes("dq"),), "dq", "the sum so far is there", "dq_ready"),
         Barrier("done", CTA, (mma,), "compute", "the sums are complete", once),
     )  # fmt: skip
-    return BarrierTable(rows, {OWN: 3, RING: 4, CTA: 1})
+    return BarrierTable(rows, {OWN: 3, RING: 4, CTA: 1, DQ_WARP: len(warps.dq)})
 
 
 @dataclass(frozen=True)
@@ -197,11 +202,6 @@ class JointOwner(Owner):
         return (1,) * len(self.parts)
 
     @property
-    def piece_bytes(self) -> int:
-        """PIECE columns of dQ of a warp's rows."""
-        return WARP_SIZE * SWIZZLE_BYTES
-
-    @property
     def barriers(self) -> BarrierTable:
         return table(self.warps)
 
@@ -212,7 +212,7 @@ class JointOwner(Owner):
             own=rows + self.columns_of_keys.nbytes,
             ring=self.ring_offset(len(self.parts)),
             ds=self.ds_tile.nbytes,
-            staging=len(self.warps.dq) * self.piece_bytes,
+            staging=len(self.warps.dq) * PIECES * BOX_BYTES,
             stats=self.stats_offset(len(self.parts)),
             ones=self.ones_bytes,
             distances=0,

@@ -14,6 +14,10 @@ pair sees, so its number in the sequence is how many add before it.
 The first pair passes all queries of its sequence, so each row of dQ is written, also without keys. A sum of the last
 pair is sum so far + own, rounded to float32 and then to 16 bits: the bits of an addition in memory and a copy.
 
+    dQ[n] -> registers   tensor memory is free   additions of n - 1 are complete: its turn ends   turn of n   additions
+
+So MMAs wait for no addition. The last pair of a tile loads the sum before dQ is ready.
+
 A pair takes its number when it begins (take_ticket). It waits only for pairs with smaller ones, which have begun.
 """
 
@@ -23,49 +27,62 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...dtypes import DTYPES
+from ...layouts.scalars import minimum
 from ...tma.tensor_maps import TMAOperand
 from ..blueprint.chip import WARP_SIZE
-from ..instructions import global_memory, mbarriers, tensor_memory, turns
+from ..instructions import mbarriers, tensor_memory, turns
 from ..pair.barriers import LEADER
 from ..pair.sync import is_leader
 from ..steps import pieces, row_math
 from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, write_words
 from . import operands
-from .joint import COUNTERS, DEPTH, PIECE
+from .joint import BOX_BYTES, COUNTERS, DEPTH, PIECE, PIECES
 from .load import other_rows
 from .operands import Box, OwnerArgs
-from .work import Place, Work, line_of_tile, q_head
+from .work import Place, Work, line_of_tile, place_in_turn, q_head
 
-BOX = Box(WARP_SIZE, PIECE, Float32)  # of the sum, which a warp adds or stores at a time
-OF_ACCESS = 4  # columns of a row that a thread has of the sum: 16 bytes
-LANES = PIECE // OF_ACCESS  # of a row
-ROWS_AT_A_TIME = WARP_SIZE // LANES
-TOGETHER = 8  # loads of a thread in flight: all of a piece
+BOX = Box(WARP_SIZE, PIECE, Float32)  # of the sum
+TICKET = 2  # numbers, which take divisions (place_in_turn)
+OF_PIECE = PIECE_BYTES // 4  # float32 of an access to shared memory
+
+
+def rounded_box(cfg) -> Box:
+    """Of dQ in 16 bits: all columns of a warp."""
+    return Box(WARP_SIZE, DEPTH // 2, DTYPES[cfg.dtype].cutlass)
 
 
 def arguments(cfg, dq, total=None) -> dict:
     """Fields of JointArgs. total: the sum, where dq has 16 bits"""
-    added = operands.store_operand(cfg, dq if cfg.accumulate else total, BOX, "add")
+    added = operands.box_operand(cfg, dq if cfg.accumulate else total, BOX, "add")
     if cfg.accumulate:
         return dict(added=added)
-    begun = operands.store_operand(cfg, total, BOX, "store")
-    return dict(added=added, begun=begun, total=total, dq=dq)
+    return dict(
+        added=added,
+        begun=operands.box_operand(cfg, total, BOX, "store"),
+        so_far=operands.box_operand(cfg, total, BOX, "load"),
+        rounded=operands.box_operand(cfg, dq, rounded_box(cfg), "store"),
+    )
 
 
 @cute.jit
-def take_ticket(args: OwnerArgs, address: cute.Pointer):
-    """One thread of CTA 0 takes the number of the pair; both CTAs read it after they have met."""
+def take_ticket(owner: cutlass.Constexpr, args: OwnerArgs, address: cute.Pointer):
+    """One thread of CTA 0 takes the number of the pair, and says which keys that are, when both CTAs have met."""
     if is_leader():
         with cute.arch.elect_one():
             last = args.joint.counters.iterator + (args.joint.counters.shape[0] - 1) * COUNTERS
             number = cute.arch.atomic_add(last, Int32(1), sem="relaxed", scope="gpu")
-            cute.make_tensor(address, cute.make_layout(1))[0] = number
+            to = cute.make_tensor(address, cute.make_layout(TICKET))
+            for i, x in enumerate(place_in_turn(owner, args.sizes, number, args.joint.side)):
+                to[i] = x
 
 
-def ticket(address: cute.Pointer) -> Int32:
-    """The number of the pair."""
-    number = mbarriers.load_from(mbarriers.there(LEADER, address.toint()))
-    return cute.arch.make_warp_uniform(number)
+def ticket(address: cute.Pointer) -> tuple:
+    """place_in_turn of the pair."""
+    words = [
+        mbarriers.load_from(mbarriers.there(LEADER, (address + i).toint())) for i in range(TICKET)
+    ]
+    return tuple(cute.arch.make_warp_uniform(word) for word in words)
 
 
 @dataclass(frozen=True)
@@ -78,122 +95,136 @@ class Rows:
     head: Int32
     column: Int32  # of the depth
     buffer: Int32  # of the warp, in shared memory
+    counter: cute.Pointer  # of the pairs that have added
+
+
+def swizzled(rows: Rows, number: int):
+    """Where a thread has OF_PIECE columns of its row in the buffer. number: of them, from the first column on"""
+    piece, inside = divmod(number, PIECE // OF_PIECE)
+    row = cute.arch.lane_idx()
+    at = Int32(inside * PIECE_BYTES) ^ ((row & 7) * PIECE_BYTES)
+    return rows.buffer + (piece * BOX_BYTES + at) + row * CHUNK_ROW_BYTES
+
+
+def stage(rows: Rows, words: list):
+    """The thread's row, 32-bit words, to the buffer: boxes of 32 columns."""
+    for first in range(0, len(words), PIECE):
+        at = rows.buffer + first // PIECE * BOX_BYTES
+        write_words(at, cute.arch.lane_idx(), 0, words[first : first + PIECE])
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
 
 
 @cute.jit
-def put_piece(
-    cfg: cutlass.Constexpr, operand: TMAOperand, work: Work, rows: Rows, piece: cutlass.Constexpr
-):
-    """PIECE columns of the queries of a warp that exist: added or stored, as the operand says."""
-    if rows.row < rows.length:
-        where, column = (rows.first, rows.length, rows.row), rows.column + piece * PIECE
-        operands.store(cfg, BOX, operand, rows.buffer, work.sequence, where, rows.head, column)
-
-
-def of_piece(args: OwnerArgs, values: list, piece: int) -> list:
-    """PIECE columns of a row, times the scale."""
-    return row_math.multiplied(values[piece * PIECE : (piece + 1) * PIECE], args.scale)
-
-
-@cute.jit
-def add(
+def put(
     cfg: cutlass.Constexpr,
-    args: OwnerArgs,
-    counter,
+    box: cutlass.Constexpr,
+    operand: TMAOperand,
     work: Work,
     rows: Rows,
-    values: list,
 ):
-    """The turn of a pair: it adds to the sum, or begins it. values: of the thread's row"""
-    for piece in cutlass.range_constexpr(len(values) // PIECE):
-        if cutlass.const_expr(piece > 0):
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-            cute.arch.sync_warp()
-        words = row_math.pack(of_piece(args, values, piece), "f32")
-        write_words(rows.buffer, cute.arch.lane_idx(), 0, words)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        if cutlass.const_expr(piece == 0):
-            turns.await_turn(counter, work.number)
-        if cutlass.const_expr(cfg.accumulate):
-            put_piece(cfg, args.joint.added, work, rows, piece)
+    """Boxes of what is staged, of queries that exist: added or stored, as the operand says."""
+    where = (rows.first, rows.length, rows.row)
+    for number in cutlass.range_constexpr(DEPTH // 2 // box.columns):
+        at, column = rows.buffer + number * BOX_BYTES, rows.column + number * box.columns
+        operands.store(cfg, box, operand, at, work.sequence, where, rows.head, column)
+    cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def add(cfg: cutlass.Constexpr, args: OwnerArgs, work: Work, rows: Rows, own: list):
+    """In the turn of a pair: it adds to the sum, or begins it."""
+    stage(rows, [x.bitcast(Int32) for x in own])
+    if cutlass.const_expr(cfg.accumulate):
+        put(cfg, BOX, args.joint.added, work, rows)
+    else:
+        if work.number == 0:
+            put(cfg, BOX, args.joint.begun, work, rows)
         else:
-            if work.number == 0:
-                put_piece(cfg, args.joint.begun, work, rows, piece)
-            else:
-                put_piece(cfg, args.joint.added, work, rows, piece)
-        cute.arch.cp_async_bulk_commit_group()
-    cute.arch.cp_async_bulk_wait_group(0, read=False)
-    turns.end_turn(counter)
+            put(cfg, BOX, args.joint.added, work, rows)
 
 
 @cute.jit
-def round_sum(
+def load_sum(cfg: cutlass.Constexpr, args: OwnerArgs, full, warp: Int32, work: Work, rows: Rows):
+    """In the turn of the last pair of a tile: what the others have added, to the buffer. full: the event of arrival"""
+    mbarrier = full.arrive_and_expect(warp, PIECES * BOX_BYTES)
+    where = (rows.first, rows.length, rows.row)
+    for number in cutlass.range_constexpr(PIECES):
+        at, column = rows.buffer + number * BOX_BYTES, rows.column + number * PIECE
+        operands.load_box(
+            cfg, BOX, args.joint.so_far, (at, mbarrier), work.sequence, where, rows.head, column
+        )
+
+
+def added(rows: Rows, own: list) -> list:
+    """The sum so far, in the buffer, and own numbers."""
+    out = []
+    for first in range(0, len(own), OF_PIECE):
+        before = pieces.load_piece(swizzled(rows, first // OF_PIECE))
+        out += [x.bitcast(Float32) + own[first + i] for i, x in enumerate(before)]
+    return out
+
+
+@cute.jit
+def store_rounded(cfg: cutlass.Constexpr, args: OwnerArgs, work: Work, rows: Rows, values: list):
+    """dQ of the last pair of a tile, in 16 bits."""
+    stage(rows, row_math.pack(values, cfg.dtype))
+    put(cfg, rounded_box(cfg), args.joint.rounded, work, rows)
+
+
+def is_last(work: Work, place: Place):
+    """Whether the pair is the last one of a tile, where dQ has 16 bits."""
+    return place.tile < work.last_before
+
+
+def loads_before(work: Work, place: Place):
+    """How many tiles the pair has been the last of: these are the last ones that it passes of each head."""
+    end = minimum(work.last_before, work.end)
+    return place.turn * (end - work.first) + end - 1 - place.tile
+
+
+@cute.jit
+def begin(
     cfg: cutlass.Constexpr,
     args: OwnerArgs,
-    counter,
+    full,
+    warp: Int32,
     work: Work,
+    at: tuple,
     rows: Rows,
-    values: list,
-    alone: cutlass.Constexpr,
+    before: Rows,
 ):
-    """The turn of the last pair, which stores dQ in 16 bits. alone: no pair has added before.
+    """Before dQ of a tile is ready: the turn comes, and the last pair loads the sum.
 
-    Own numbers go through shared memory, so that threads next to each other have columns of one row.
+    full: the event of its arrival; at: (n, place, place before); rows, before: of these places
     """
-    if cutlass.const_expr(not alone):
-        turns.await_turn(counter, work.number)
-    for piece in cutlass.range_constexpr(len(values) // PIECE):
-        cute.arch.sync_warp()
-        words = row_math.pack(of_piece(args, values, piece), "f32")
-        write_words(rows.buffer, cute.arch.lane_idx(), 0, words)
-        cute.arch.sync_warp()
-        for first in cutlass.range_constexpr(0, WARP_SIZE // ROWS_AT_A_TIME, TOGETHER):
-            round_rows(cfg, args, work, rows, piece, first, alone)
+    n, place, place_before = at
+    if cutlass.const_expr(not cfg.accumulate):
+        if (n > 0) & is_last(work, place):
+            end(cfg, work, place_before, before)
+    turns.await_turn(rows.counter, work.number)
+    if cutlass.const_expr(not cfg.accumulate):
+        if (work.number > 0) & is_last(work, place):
+            load_sum(cfg, args, full, warp, work, rows)
 
 
 @cute.jit
-def round_rows(
-    cfg: cutlass.Constexpr,
-    args: OwnerArgs,
-    work: Work,
-    rows: Rows,
-    piece: cutlass.Constexpr,
-    first: cutlass.Constexpr,
-    alone: cutlass.Constexpr,
-):
-    """PIECE columns of TOGETHER x ROWS_AT_A_TIME queries. first: how many of ROWS_AT_A_TIME before them"""
-    lane = cute.arch.lane_idx()
-    column = rows.column + piece * PIECE + lane % LANES * OF_ACCESS
-    sums = [[Float32(0.0)] * OF_ACCESS] * TOGETHER
-    exist = [(rows.row + row < rows.length) & (column < cfg.depth) for row in rows_of(first, lane)]
-    if cutlass.const_expr(not alone):
-        sums = [
-            global_memory.load_floats(place(cfg, args.joint.total, work, rows, row, column), exists)
-            for row, exists in zip(rows_of(first, lane), exist, strict=True)
-        ]
-    for row, exists, before in zip(rows_of(first, lane), exist, sums, strict=True):
-        inside = (lane % LANES ^ (row & 7)) * PIECE_BYTES
-        own = [
-            x.bitcast(Float32)
-            for x in pieces.load_piece(rows.buffer + row * CHUNK_ROW_BYTES + inside)
-        ]
-        if cutlass.const_expr(not alone):
-            own = [a + b for a, b in zip(before, own, strict=True)]
-        words = row_math.pack(own, cfg.dtype)
-        global_memory.store_words(place(cfg, args.joint.dq, work, rows, row, column), words, exists)
+def end(cfg: cutlass.Constexpr, work: Work, place: Place, rows: Rows):
+    """Until the buffer may be written again. A pair that added ends its turn: the next one may add."""
+    if cutlass.const_expr(cfg.accumulate):
+        end_turn(rows)
+    else:
+        if is_last(work, place):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        else:
+            end_turn(rows)
+    cute.arch.sync_warp()
 
 
-def rows_of(first: int, lane) -> list:
-    """Rows of a warp's part that a thread has."""
-    return [(first + i) * ROWS_AT_A_TIME + lane // LANES for i in range(TOGETHER)]
-
-
-def place(cfg, tensor: cute.Tensor, work: Work, rows: Rows, row, column):
-    """Where columns of a row are in a tensor of the form of q; past the end it may be outside."""
-    at = rows.first + rows.row + row
-    where = (at, rows.head, column) if cfg.packed else (work.sequence.index, at, rows.head, column)
-    return tensor.iterator + cute.crd2idx(where, tensor.layout)
+def end_turn(rows: Rows):
+    """When the additions are complete."""
+    cute.arch.cp_async_bulk_wait_group(0, read=False)
+    turns.end_turn(rows.counter)
 
 
 @cute.jit
@@ -207,30 +238,45 @@ def tile(
     work: Work,
     at: tuple,
 ):
-    """dQ of a tile of queries. lanes: of the warp, in tensor memory; warp: its number among four; at: (turn, place)"""
-    n, place = at
+    """dQ of a tile of queries. lanes: of the warp, in tensor memory; warp: its number among four
+
+    at: (turn, place, place of the turn before)
+    """
+    n, place, place_before = at
+    rows = rows_of(owner, args, cta, warp, work, place)
+    before = rows_of(owner, args, cta, warp, work, place_before)
+    begin(cfg, args, cta.sum_there, warp, work, at, rows, before)
     cta.dq_ready.wait(0, n & 1)
     tensor_memory.fence_after()
-    values = tensor_memory.load(lanes + owner.dq_column, DEPTH // 2)
+    own = tensor_memory.load(lanes + owner.dq_column, DEPTH // 2)
     tensor_memory.wait_load()
     tensor_memory.fence_before()
     cta.dq_read.arrive(0)
+    own = row_math.multiplied(own, args.scale)
+    if cutlass.const_expr(cfg.accumulate):
+        if n > 0:
+            end(cfg, work, place_before, before)
+        add(cfg, args, work, rows, own)
+    else:
+        if not is_last(work, place):
+            if n > 0:
+                end(cfg, work, place_before, before)
+            add(cfg, args, work, rows, own)
+        elif work.number == 0:
+            store_rounded(cfg, args, work, rows, own)
+        else:
+            cta.sum_there.wait(warp, loads_before(work, place) & 1)
+            store_rounded(cfg, args, work, rows, added(rows, own))
+
+
+def rows_of(owner, args: OwnerArgs, cta, warp, work: Work, place: Place) -> Rows:
     first, length, row = other_rows(owner, work, place)
     row = row + work.rank * owner.tiles[0].rows + warp % 2 * WARP_SIZE
     head = q_head(owner, work, place)
     line = head * args.stats.shape[1] + work.sequence.stats_tile + line_of_tile(owner, place)
     counter = args.joint.counters.iterator + (line * COUNTERS + work.rank * (COUNTERS // 2) + warp)
-    buffer = cta.base + owner.smem.staging.offset + warp * owner.piece_bytes
-    rows = Rows(first, length, row, head, warp // 2 * (DEPTH // 2), buffer)
-    if cutlass.const_expr(cfg.accumulate):
-        add(cfg, args, counter, work, rows, values)
-    else:
-        if place.tile >= work.last_before:
-            add(cfg, args, counter, work, rows, values)
-        elif work.number == 0:
-            round_sum(cfg, args, counter, work, rows, values, True)
-        else:
-            round_sum(cfg, args, counter, work, rows, values, False)
+    buffer = cta.base + owner.smem.staging.offset + warp * (PIECES * BOX_BYTES)
+    return Rows(first, length, row, head, warp // 2 * (DEPTH // 2), buffer, counter)
 
 
 @cute.jit
@@ -245,6 +291,9 @@ def run(
 ):
     """Every tile of queries. warp: number among four"""
     place, lanes = Place.of(work), tmem + warp * (WARP_SIZE << 16)
+    before = place
     for n in cutlass.range(work.count, unroll=1):
-        tile(cfg, owner, args, cta, lanes, warp, work, (n, place))
-        place = place.next(work)
+        tile(cfg, owner, args, cta, lanes, warp, work, (n, place, before))
+        before, place = place, place.next(work)
+    if work.count > 0:
+        end(cfg, work, before, rows_of(owner, args, cta, warp, work, before))

@@ -25,7 +25,7 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs):
     address = cute.recast_ptr(base + smem.tmem_address.offset, dtype=Int32)
     ticket = cute.recast_ptr(base + smem.ticket.offset, dtype=Int32)
     if warp == warps.mma:
-        joint_dq.take_ticket(args, ticket)
+        joint_dq.take_ticket(owner, args, ticket)
     if warp == warps.load:
         counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
         initialise(cta.own_full.mbarriers, counts)

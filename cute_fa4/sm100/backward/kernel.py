@@ -47,7 +47,7 @@ from .cta import SET_UP, cta_of, thread_of
 from .listed import TileLists
 from .operands import JointArgs, OwnerArgs
 from .owner import ROWS
-from .work import Sizes, grid_of, work_of
+from .work import Sizes, grid_of, heads_side_by_side, work_of
 
 
 def sizes_of(cfg, q: cute.Tensor, k: cute.Tensor, mask_sizes, lengths) -> Sizes:
@@ -104,7 +104,8 @@ class Given:
         results = tuple(operands.result_operand(cfg, x) for x in (dk, dv))
         halves, group = joint.DEPTH // owner.ctas, [owner.ctas]
         (columns,) = operands.load_operands(cfg, [halves], self.k_and_v[:1], ROWS, group)
-        of_joint = JointArgs(columns, counters, **joint_dq.arguments(cfg, dq, *total))
+        side = Int32(heads_side_by_side(self.sizes.seqlen_k))
+        of_joint = JointArgs(columns, counters, side, **joint_dq.arguments(cfg, dq, *total))
         return replace(self.arguments(cfg, owner, results), joint=of_joint)
 
     def halves(self, cfg, owner, others: tuple) -> dict:

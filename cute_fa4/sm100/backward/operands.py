@@ -5,6 +5,7 @@ Rows after that end reach no product and are not written (tma/tensor_maps.py).
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -41,15 +42,16 @@ class JointArgs:
     counters: (
         cute.Tensor
     )  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
+    side: Int32  # heads whose pairs run at the same time
     added: TMAOperand  # the sum of dQ, or dq in float32: what pairs add to
     begun: TMAOperand | None = None  # the same sum: what the first pair stores to
-    total: cute.Tensor | None = None  # the same sum, as q in float32
-    dq: cute.Tensor | None = None  # of 16 bits
+    so_far: TMAOperand | None = None  # the same sum: what the last pair loads
+    rounded: TMAOperand | None = None  # dq in 16 bits
 
 
 @dataclass(frozen=True)
 class Box:
-    """What one copy to memory takes."""
+    """The part of a tensor that one copy takes."""
 
     rows: int
     columns: int
@@ -118,41 +120,51 @@ def box_of(cfg) -> Box:
     return Box(ROWS, cfg.stored_columns, DTYPES[cfg.grad_dtype].cutlass)
 
 
-def store_operand(cfg, tensor, box: Box, direction: str) -> TMAOperand:
-    """Boxes of a tensor, which a "store" overwrites and an "add" adds to."""
-    if cfg.packed:
-        view = clipped_store_view(tensor, row_space(tensor), box.rows, box.columns, box.columns)
-    else:
+def box_operand(cfg, tensor, box: Box, direction: str) -> TMAOperand:
+    """Boxes of a tensor. direction: "load", "store", or "add", which adds to what is in memory"""
+    if not cfg.packed:
         view = dense_view(tensor, box.columns, box.columns)
+    elif direction == "load":
+        view = clipped_load_view(tensor, row_space(tensor))
+    else:
+        view = clipped_store_view(tensor, row_space(tensor), box.rows, box.columns, box.columns)
     return make_operand(view, box.dtype, box.rows, box.columns, direction=direction)
 
 
 def result_operand(cfg, tensor) -> TMAOperand:
     """Of dQ, dK or dV, stored or added to what is in memory."""
-    return store_operand(cfg, tensor, box_of(cfg), "add" if cfg.accumulate else "store")
+    return box_operand(cfg, tensor, box_of(cfg), "add" if cfg.accumulate else "store")
 
 
 def load(
     cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head, first_column=0
 ):
     """Copy a tile. rows: (first row in the tensor, length of the sequence, row in the sequence)."""
-    first, length, row = rows
-    if cfg.packed:
-        at, further = clipped_load(first + row, minimum(length - row, ROWS), head)
-    else:
-        at, further = row, (head, of.index)
-    dtype = DTYPES[cfg.dtype].cutlass
-    copies.load_tile(operand, dtype, address, mbarrier, at, further, first_column)
+    box = Box(ROWS, 0, DTYPES[cfg.dtype].cutlass)
+    load_box(cfg, box, operand, (address, mbarrier), of, rows, head, first_column)
+
+
+def load_box(
+    cfg, box: Box, operand: TMAOperand, to: tuple, of: Sequence, rows: tuple, head, column
+):
+    """Copy a box in. to: (address, mbarrier)"""
+    at, further = clipped(cfg, clipped_load, box, of, rows, head)
+    address, mbarrier = to
+    copies.load_tile(operand, box.dtype, address, mbarrier, at, further, column)
 
 
 def store(cfg, box: Box, operand: TMAOperand, address, of: Sequence, rows: tuple, head, column):
     """Copy a box out; rows beyond the sequence are dropped. column: its first one"""
+    at, further = clipped(cfg, partial(clipped_store, box.rows), box, of, rows, head)
+    copies.store_tile(operand, box.dtype, address, at, further, first_column=column)
+
+
+def clipped(cfg, packed, box: Box, of: Sequence, rows: tuple, head) -> tuple:
+    """-> (first row, further coordinates) of a box. packed: makes them from first row, rows that exist, and head"""
     first, length, row = rows
     if cfg.packed:
-        at, further = clipped_store(box.rows, first + row, minimum(length - row, box.rows), head)
-    else:
-        at, further = row, (head, of.index)
-    copies.store_tile(operand, box.dtype, address, at, further, first_column=column)
+        return packed(first + row, minimum(length - row, box.rows), head)
+    return row, (head, of.index)
 
 
 def first_slots(owner, phase: int) -> tuple[Slot, ...]:

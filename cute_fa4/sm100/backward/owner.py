@@ -58,7 +58,6 @@ RINGS_OF_PAIRS = (8, 8), (6, 6), (6, 4), *RINGS  # own tiles that move may take 
 RINGS_OF_HALVES = (8, 8, 8), (3, 2, 2), (2, 2, 2), (2, 1, 1), (1, 1, 1)
 LANES = 32  # rows of a warp
 COLUMNS = 32  # of a tile, those of a compute thread: more warps hide the latencies of few
-HEADS_SIDE_BY_SIDE = 8  # whose Q, dO and dQ stay in the L2 cache while their keys pass
 GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 
 

@@ -17,7 +17,12 @@ from ...layouts.scalars import choose, maximum, minimum
 from ..blueprint.bands import bound
 from ..pair.sync import rank_in_cluster
 from .listed import ListedPlace, TileList, TileLists
-from .owner import HEADS_SIDE_BY_SIDE, ROWS
+from .owner import ROWS
+
+HEADS_SIDE_BY_SIDE = 16  # at least
+ROWS_SIDE_BY_SIDE = (
+    128 * 1024
+)  # of short heads together: 128 MiB of Q, dO and float32 dQ at head dim 128
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def hull(bands: list) -> tuple:
 def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
     """The work of a block of the grid. Tiles that see the most come first: the first keys, the last queries.
 
-    Those of lists come in the order of the lists, if there is one.
+    Those of lists come in the order of the lists, if there is one. block: of a pair that takes turns, place_in_turn
     """
     group = sizes.heads_q // sizes.heads_kv
     heads = sizes.heads_kv if owner.owns_keys else sizes.heads_q
@@ -183,7 +188,7 @@ def work_of(cfg, owner, sizes: Sizes, lists: TileLists | None, block) -> Work:
         if not owner.takes_turns:
             block = block // owner.ctas
     if owner.takes_turns:
-        tile, rest = side_by_side(block, tiles_of(longest, rows), heads * sizes.batch)
+        tile, rest = block
     else:
         tile, rest = block // (heads * sizes.batch), block % (heads * sizes.batch)
     if not owner.owns_keys:
@@ -221,16 +226,33 @@ def first_tile(cfg, owner, sizes: Sizes, of: Sequence, row):
     return Int32(0) if first is None else maximum(first, 0) // owner.other_rows
 
 
-def side_by_side(number, tiles, heads) -> tuple:
-    """-> (own tile, head) of a number: a few heads at a time, whose first tiles come first.
+def heads_side_by_side(longest):
+    """How many heads have pairs at the same time, where pairs take turns: the more, the less they wait for each other.
+
+    Pairs of a head pass the same tiles within a few turns, so Q, dO and dQ come from the L2 cache. longest: rows
+    """
+    return maximum(ROWS_SIDE_BY_SIDE // maximum(longest, 1), HEADS_SIDE_BY_SIDE)
+
+
+def place_in_turn(owner, sizes: Sizes, number, side) -> tuple:
+    """-> (own tile, head of all sequences) of a pair that takes turns: those with smaller numbers begin before it.
+
+    side: heads_side_by_side
+    """
+    tiles = tiles_of(sizes.seqlen_k, ROWS * owner.ctas)
+    return side_by_side(number, tiles, sizes.heads_kv * sizes.batch, side)
+
+
+def side_by_side(number, tiles, heads, side) -> tuple:
+    """-> (own tile, head) of a number: so many heads at a time, whose first tiles come first.
 
     heads: of all sequences
 
-    >>> [side_by_side(n, 2, 9) for n in (0, 1, 8, 15, 16, 17)]
-    [(0, 0), (0, 1), (1, 0), (1, 7), (0, 8), (1, 8)]
+    >>> [side_by_side(n, 2, 5, 4) for n in (0, 1, 4, 7, 8, 9)]
+    [(0, 0), (0, 1), (1, 0), (1, 3), (0, 4), (1, 4)]
     """
-    before = number // (tiles * HEADS_SIDE_BY_SIDE) * HEADS_SIDE_BY_SIDE
-    side = minimum(heads - before, HEADS_SIDE_BY_SIDE)
+    before = number // (tiles * side) * side
+    side = minimum(heads - before, side)
     inside = number - before * tiles
     return inside // side, before + inside % side
 
@@ -244,11 +266,28 @@ class Place:
 
     @staticmethod
     def of(work: Work) -> "Place | ListedPlace":
-        return Place(work.first, Int32(0)) if work.tiles is None else ListedPlace.of(work.tiles)
+        if work.tiles is not None:
+            return ListedPlace.of(work.tiles)
+        if work.number is not None:
+            return DescendingPlace(work.end - 1, Int32(0))
+        return Place(work.first, Int32(0))
 
     def next(self, work: Work) -> "Place":
         last = self.tile + 1 == work.end
         return Place(choose(last, work.first, self.tile + 1), self.turn + choose(last, 1, 0))
+
+
+class DescendingPlace(Place):
+    """Pairs that take turns begin with the last queries, which all of a causal mask's keys see.
+
+    So a pair follows the one before it at a short distance. If it began with the first queries that it sees, the pair
+    before would come to them later by as many tiles as that has more.
+    """
+
+    def next(self, work: Work) -> "DescendingPlace":
+        last = self.tile == work.first
+        tile = choose(last, work.end - 1, self.tile - 1)
+        return DescendingPlace(tile, self.turn + choose(last, 1, 0))
 
 
 def q_head(owner, work: Work, place: Place):

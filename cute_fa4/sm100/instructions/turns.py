@@ -12,10 +12,10 @@ from cutlass._mlir.dialects import llvm
 
 
 def await_turn(counter, turn):
-    """The warp waits until the counter (Int32 in global memory) has reached `turn`."""
+    """The warp waits until the counter (Int32 in global memory) is `turn`, which it stays until this turn ends."""
     text = "{\n.reg .pred reached, one_thread;\n.reg .b32 count;\nelect.sync _|one_thread, 0xffffffff;\n"
     text += "@!one_thread bra REACHED;\nTRY_AGAIN:\nld.acquire.gpu.global.b32 count, [$0];\n"
-    text += "setp.ge.s32 reached, count, $1;\n@!reached bra TRY_AGAIN;\nfence.proxy.async.global;\n"
+    text += "setp.eq.s32 reached, count, $1;\n@!reached bra TRY_AGAIN;\nfence.proxy.async.global;\n"
     text += "REACHED:\nbar.warp.sync 0xffffffff;\n}"
     _asm(text, counter, turn)
 

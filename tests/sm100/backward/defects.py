@@ -178,7 +178,7 @@ DEFECTS = {
         "store", "buffer + (number - first) * CHUNK_BYTES", "buffer", "float32",
     ),
     "chunks overlap": Defect("store", "number_of_all * CHUNK_BYTES * pieces", "number_of_all * CHUNK_BYTES", "float32"),
-    "columns of 16 bits": Defect("operands", "chunk * cfg.stored_columns", "chunk * GRANULE", "float32"),
+    "columns of 16 bits": Defect("store", "number * cfg.stored_columns", "number * GRANULE", "float32"),
     # --- numbers
     "dK begins with what was there": Defect("products", "n > 0)", "n + (result == 0) > 0)", "causal"),
     "dV begins with what was there": Defect("products", "n > 0)", "n + (result == 1) > 0)", "causal"),
@@ -249,7 +249,7 @@ DEFECTS = {
         "work", "work.head // (sizes.heads_q // sizes.heads_kv)", "work.head % sizes.heads_kv", "causal",
     ),
     "the second head begins at tile 0": Defect("work", "choose(last, work.first,", "choose(last, 0,", "unseen"),
-    "the same head again": Defect("work", "choose(last, 1, 0)", "choose(last, 0, 0)", "causal"),
+    "the same head again": Defect("work", "+ 1), self.turn + choose(last, 1, 0)", "+ 1), self.turn", "causal"),
     "no zeros where nothing is seen": Defect(
         "store", "    if work.row < own_rows(owner, work)[1]:", "    if work.count > 0:", "unseen keys",
     ),
@@ -257,12 +257,12 @@ DEFECTS = {
         "operands", '"add" if cfg.accumulate else "store"', '"store"', "float32",
     ),
     "rows of the next sequence are stored": Defect(
-        "operands", "clipped_store(ROWS, first + row, minimum(length - row, ROWS), head)",
-        "clipped_store(ROWS, first + row, ROWS, head)", "packed",
+        "operands", "partial(clipped_store, box.rows)",
+        "(lambda row, valid, head: clipped_store(box.rows, row, box.rows, head))", "packed",
     ),
     "rows of the next sequence are loaded": Defect(
-        "operands", "clipped_load(first + row, minimum(length - row, ROWS), head)",
-        "clipped_load(first + row, ROWS, head)", "packed",
+        "operands", "clipped(cfg, clipped_load,",
+        "clipped(cfg, lambda row, valid, head: clipped_load(row, box.rows, head),", "packed",
     ),
     "numbers of sequences overlap": Defect("work", "first_q // ROWS + index)", "first_q // ROWS)", "packed"),
     # --- functions of scores, and lengths

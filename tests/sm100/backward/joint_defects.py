@@ -7,34 +7,45 @@ JOINT = {
     # --- turns
     "a pair that adds waits for nobody": Defect(
         "joint_dq",
-        "            turns.await_turn(counter, work.number)",
-        "            pass",
+        "    turns.await_turn(rows.counter, work.number)",
+        "    if place.tile < work.last_before:\n        turns.await_turn(rows.counter, work.number)",
         THREE,
     ),
     "the last pair waits for nobody": Defect(
         "joint_dq",
-        "not alone):\n        turns.await_turn(counter, work.number)",
-        "not alone):\n        pass",
+        "    turns.await_turn(rows.counter, work.number)",
+        "    if place.tile >= work.last_before:\n        turns.await_turn(rows.counter, work.number)",
         "joint",
     ),
-    "all warps have the first one's counter": Defect("joint_dq", "(COUNTERS // 2) + warp", "(COUNTERS // 2)", "joint"),
+    "all warps have the first one's counter": Defect("joint_dq", "(COUNTERS // 2) + warp", "(COUNTERS // 2)", THREE),
     "a turn ends before additions are complete": Defect("joint_dq", "read=False", "read=True", "joint"),
-    "a turn does not end": Defect("joint_dq", "    turns.end_turn(counter)", "    pass", "joint"),
-    "pairs have the first number": Defect("work", "rest = side_by_side(block,", "rest = side_by_side(0,", "joint"),
-    "heads have one counter": Defect("joint_dq", "head * args.stats.shape[1] + work", "work", "joint"),
+    "a turn does not end": Defect("joint_dq", "    turns.end_turn(rows.counter)", "    pass", "joint"),
+    "pairs have the first number": Defect("work", "return side_by_side(number,", "return side_by_side(0,", "joint"),
+    "heads have one counter": Defect("joint_dq", "head * args.stats.shape[1] + work", "work", THREE),
     # --- the first and the last pair of a tile
     "all pairs store": Defect(
-        "joint_dq", "if work.number == 0:\n                put", "if work.number >= 0:\n                put", THREE,
+        "joint_dq", "if work.number == 0:\n            put", "if work.number >= 0:\n            put", THREE,
     ),
-    "the last pair leaves out the sum": Defect("joint_dq", "[a + b for a, b in", "[b for a, b in", "joint"),
+    "the last pair leaves out the sum": Defect(
+        "joint_dq", "x.bitcast(Float32) + own[first + i]", "own[first + i]", "joint",
+    ),
     "pairs that are alone load the sum": Defect(
         "joint_dq", "elif work.number == 0:", "elif work.number < 0:", "joint, far below",
     ),
     "all pairs but the last are the last": Defect(
         "work", "choose(following < own,", "choose(following >= own,", "joint",
     ),
-    "own numbers have the place of the first row": Defect("joint_dq", "^ (row & 7))", "^ 0)", "joint"),
-    "rows beyond the end are stored": Defect("joint_dq", "(rows.row + row < rows.length) & ", "", "joint"),
+    "all rows read the sum as the first one": Defect("joint_dq", " ^ ((row & 7) * PIECE_BYTES)", "", "joint"),
+    "the sum has the first columns twice": Defect(
+        "joint_dq", "BOX_BYTES, rows.column + number * PIECE", "BOX_BYTES, rows.column", "joint",
+    ),
+    "the sum of the first tile is awaited": Defect("joint_dq", "loads_before(work, place) & 1", "0", "joint"),
+    "tiles begin with the first": Defect(
+        "work", "DescendingPlace(work.end - 1,", "DescendingPlace(work.first,", "joint",
+    ),
+    "the same head again, by all gradients": Defect(
+        "work", "(tile, self.turn + choose(last, 1, 0))", "(tile, self.turn)", "joint",
+    ),
     # --- dS
     "dS of both CTAs has the first keys": Defect("joint_compute", "work.rank * ROWS + thread", "thread", "joint"),
     "dS is sent to its own CTA": Defect("joint_compute", "other = work.rank ^ 1", "other = work.rank", "joint"),
@@ -73,7 +84,10 @@ JOINT = {
     "dQ over S that is not read": Defect(
         "joint_products", "                cta.s_read.wait(0, (n & 1) ^ 1)", "                pass", "joint",
     ),
-    "a piece of dQ over the one before": Defect(
+    "staged dQ is not seen by its copy": Defect(
+        "joint_dq", '    cute.arch.fence_proxy("async.shared", space="cta")\n', "", "joint",
+    ),
+    "a sum over dQ that is not stored": Defect(
         "joint_dq", "            cute.arch.cp_async_bulk_wait_group(0, read=True)", "            pass", "joint",
     ),
     "columns of K are not awaited": Defect(

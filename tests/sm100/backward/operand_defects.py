@@ -120,6 +120,6 @@ OPERANDS = {
     "ones are not zeros elsewhere": Defect("subtracted", "const_expr(block == 1)", "const_expr(block >= 0)", "causal"),
     "the last ones are missing": Defect("subtracted", "< ROWS:", "< ROWS - 1:", "causal"),
     "ones are not seen by the tensor core": Defect(
-        "kernel", '            cute.arch.fence_proxy("async.shared", space="cta")\n', "", "causal",
+        "subtracted", '    cute.arch.fence_proxy("async.shared", space="cta")\n', "", "causal",
     ),
 }  # fmt: skip

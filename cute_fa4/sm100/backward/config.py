@@ -188,8 +188,8 @@ class BackwardConfig:
     def name(self) -> str:
         """
         >>> from cute_fa4.masks import Causal
-        >>> BackwardConfig("bf16", 128, 128, mask=Causal()).name.rpartition("_")[0]
-        'backward_bf16_d128_dv128_dense_causal_sm_100a'
+        >>> BackwardConfig("bf16", 64, 64, mask=Causal()).name.rpartition("_")[0]
+        'backward_bf16_d64_dv64_dense_causal_sm_100a'
         """
         said = [
             (True, "backward"),

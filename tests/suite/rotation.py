@@ -30,6 +30,8 @@ SECONDS = 0.5
 """What every commit may spend on a function."""
 MOST = 36
 """Commits that share a function, at most."""
+DEAR = 4.0
+"""Seconds of a function that a run names if no cost is recorded: every commit pays for it."""
 
 
 def function_of(nodeid: str) -> str:
@@ -85,6 +87,15 @@ def updated(costs: dict, seconds: Counter, ran: Counter, collected: Counter) -> 
         if case * max(collected[function], number) >= SECONDS:
             new[function] = round(case, 2)
     return dict(sorted(new.items()))
+
+
+def without_cost(costs: dict[str, float], seconds: dict[str, float]) -> list[str]:
+    """Functions that took DEAR seconds or more, and have no cost.
+
+    >>> without_cost({"dear": 9.0}, {"dear": 9.0, "new": 5.0, "cheap": 0.1})
+    ['new']
+    """
+    return [name for name, took in seconds.items() if took >= DEAR and name not in costs]
 
 
 def add_options(parser) -> None:
@@ -156,6 +167,15 @@ class RotationPlugin:
         self.seconds.update(seconds)
         self.ran.update(ran)
         self.collected |= Counter(collected)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        """Name what has come since the costs were recorded."""
+        names = without_cost(recorded(), self.seconds) if self.rotates else []
+        for name in names:
+            terminalreporter.write_line(
+                f"no cost of {name}, which takes {self.seconds[name]:.0f} s in every run of all tests: record it with "
+                "pytest --all-turns --record-costs PATH"
+            )
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):

@@ -81,6 +81,13 @@ def test_a_run_of_the_whole_suite_takes_a_part_and_records_it(project, options, 
     assert json.loads((tmp_path / "costs.json").read_text()) == SKIPPED
 
 
+def test_a_run_names_what_is_expensive_and_has_no_cost(project, tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST + "rotation.DEAR = 0.0\n")
+    assert "no cost of test_it.py::test_cheap, " in project()
+    assert "no cost" not in project("test_it.py")  # which takes no turns
+    assert "no cost of test_it.py::test_dear" not in project()
+
+
 def test_costs_count_the_cases_that_a_run_left_out():
     """A case of 0.5 s that stands for six costs 3 s; functions that did not run keep what they had."""
     old = {"a::x": 1.0, "a::y": 4.0, "a::z": 9.0}

@@ -130,8 +130,9 @@ def by_ragged(batch, cache: Cache, **options):
     """Packed codes and linear scales, as nvfp4.quantize makes them."""
     k, v = (nvfp4.quantize(packed(getattr(batch, x), 0.0), FACTORS[x]) for x in "kv")
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(SCRATCH)
-    planned = dict(causal=True, q_data_type=BF16, kv_data_type=torch.uint8)
-    wrapper.plan(offsets(batch.queries), offsets(batch.keys), 4, 2, 64, **planned)
+    depth, depth_v = (getattr(batch, name)[0].shape[-1] for name in "kv")
+    planned = dict(head_dim_vo=depth_v, causal=True, q_data_type=BF16, kv_data_type=torch.uint8)
+    wrapper.plan(offsets(batch.queries), offsets(batch.keys), 4, 2, depth, **planned)
     factors = dict(k_scale=FACTORS["k"], v_scale=FACTORS["v"])
     given = dict(return_lse=True, kv_cache_sf=(k[1], v[1]), **factors)
     return quiet(wrapper.run, tokens(batch), k[0], v[0], **given | options)
@@ -165,6 +166,13 @@ def test_calls_of_other_head_dims_agree_with_float64(depth):
     mixed = Batch.draw([1, 21], [150, 21], heads=(4, 2), depth=depth)
     out, lse = by_vllm(mixed, Cache.of(mixed, "NHD"))
     assert_agrees(meant(mixed), out, lse, visible=lambda p, j: j <= p)
+
+
+def test_a_ragged_call_of_192_and_128_agrees_with_float64():
+    """DeepSeek's head dims, which no cache of k and v together can have: a tile of 128 rows, and two of 300."""
+    for queries in (21, 300):
+        batch = Batch.draw([queries], [queries], heads=(4, 2), depth=192, depth_v=128)
+        agree(meant(batch), by_ragged(batch, None))
 
 
 def test_scales_may_be_one_tensor_and_factors_may_be_on_the_device():

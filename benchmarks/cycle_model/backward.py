@@ -16,7 +16,7 @@ from functools import cache, partial
 
 import torch
 
-from benchmarks.cycle_model import profiled
+from benchmarks.cycle_model import power, profiled
 from benchmarks.cycle_model.grid import makespan, makespan_in_turns
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 from benchmarks.cycle_model.modelled import made_by, marked
@@ -42,6 +42,16 @@ CALLS = (
     (True, 8192, 64),
     (True, 16384, 16),
 )  # causal, queries, heads of all sequences
+DEVICES = "B200", "GB200"  # of the sustained speeds: those with the machine code that is modelled
+# Products with the depth of q and k, and with that of v. The gradients are defined by five.
+PRODUCTS = {
+    "dq": (2, 1),
+    "dkv": (2, 2),
+    "dk": (2, 1),
+    "dv": (1, 1),
+    "bwd_sm100": (3, 2),
+    JOINT: (3, 2),
+}
 NEXT_TURN = 1400  # cycles from dQ of a pair's next tile to the turn of the next pair: two accesses of L2, as profiled
 
 
@@ -272,6 +282,52 @@ def teraflops(cycles: float, depths: tuple[int, int]) -> float:
     """
     flops = 2 * ROWS * ROWS * (3 * depths[0] + 2 * depths[1])
     return flops / cycles * SMS * CLOCK_GHZ * 1e-3
+
+
+def sustained(
+    speed: float, depths: tuple[int, int], kernels: tuple[str, ...], device: str
+) -> float:
+    """TFLOPS of a long run under the device's limit (power.py). speed: of a B200 at CLOCK_GHZ
+
+    A product more than the five takes the energy of one of them.
+    """
+    chip = power.chips()[device]
+    burst = speed / (SMS * CLOCK_GHZ) * chip.sms * chip.boost_ghz
+    more = products(depths, kernels) / products(depths, (JOINT,))
+    limit = power.LIMITS[device]
+    found = power.fitted().sustained(burst * more, chip.boost_ghz, limit, "bf16", "backward")
+    return found / more
+
+
+def products(depths: tuple[int, int], kernels: tuple[str, ...]) -> int:
+    """Columns that the products of kernels have together."""
+    return sum(
+        number * depth
+        for kernel in kernels
+        for number, depth in zip(PRODUCTS[kernel], depths, strict=True)
+    )
+
+
+def sustained_table(cost: Cost = profiled.recorded) -> str:
+    """The steady state of each way to make all gradients: in a burst, and under the limit of power."""
+    titles = [f"burst, {DEVICES[0]}"]
+    titles += [f"{power.LIMITS[device]} W, {device}" for device in DEVICES]
+    head = "head dims", "maker", "kernels", *titles
+    lines, found = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], []
+    chip = power.chips()[DEVICES[0]]
+    for maker, depths, kernels in calls():
+        used = [
+            [cost(launch(maker, kernel, depths, turns)) for turns in TURNS] for kernel in kernels
+        ]
+        cycles = sum(cycles_of(*(each.cycles for each in both)) for both in used)
+        value, records = teraflops(cycles, depths), [each for both in used for each in both]
+        speeds = [value / CLOCK_GHZ * chip.boost_ghz]
+        speeds += [sustained(value, depths, kernels, device) for device in DEVICES]
+        names = "/".join(map(str, depths)), maker, ", ".join(kernels)
+        cells = *names, *(marked(f"{each:,.0f}", *records) for each in speeds)
+        lines.append(f"| {' | '.join(cells)} |")
+        found += records
+    return "\n".join([*lines, "", made_by(found)])
 
 
 def table(cost: Cost = profiled.recorded) -> str:

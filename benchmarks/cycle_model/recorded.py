@@ -241,6 +241,7 @@ def tables() -> dict[str, str]:
         **decode_tables(constants),
         **indexer.tables(),
         "backward": backward.table(),
+        "backward_sustained": backward.sustained_table(),
         "listed_backward": listed_backward.table(),
         "instruction_caches": instruction_cache.table(),
         "page_sizes": copy_cost.recorded_table(),

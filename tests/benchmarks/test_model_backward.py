@@ -5,17 +5,6 @@ import pytest
 from benchmarks.cycle_model import backward, profiled
 from benchmarks.cycle_model.kernels import OURS
 
-# Products with the depth of q and k, and with that of v: 7 of two owners, 8 of three kernels, 5 of one.
-PRODUCTS = {
-    "dq": (2, 1),
-    "dkv": (2, 2),
-    "dk": (2, 1),
-    "dv": (1, 1),
-    "bwd_sm100": (3, 2),
-    "joint": (3, 2),
-}
-
-
 LOOPS = [
     (maker, kernel, depths) for maker, depths, kernels in backward.calls() for kernel in kernels
 ]
@@ -28,7 +17,7 @@ def test_no_row_is_faster_than_its_products(loop):
     if any(one.state == "missing" for one in found):
         pytest.fail("not recorded: python benchmarks/model.py --record")
     _, kernel, depths = loop
-    columns = sum(n * depth for n, depth in zip(PRODUCTS[kernel], depths, strict=True))
+    columns = backward.products(depths, (kernel,))
     least = 2 * backward.ROWS**2 * columns / 8192
     assert least <= backward.cycles_of(*(one.cycles for one in found))
 
@@ -48,6 +37,19 @@ def test_a_call_pays_a_start_for_every_cta(depths, kernels):
     limit = backward.teraflops(1000.0 * len(kernels), depths)
     found = [float(cell.replace(",", "")) for cell in speeds]
     assert all(limit / 2 < speed < limit for speed in found)
+
+
+def test_kernels_with_more_products_are_slower_in_long_runs():
+    """7 products, and 8, where one kernel has 5; a limit only lowers a speed."""
+    two, three = ("dq", "dkv"), ("dq", "dk", "dv")
+    for device in backward.DEVICES:
+        of_one, of_two, of_three = (
+            backward.sustained(1500.0, (128, 128), kernels, device)
+            for kernels in ((backward.JOINT,), two, three)
+        )
+        assert of_three < of_two < of_one <= 1500 * 152 / 148 * 2.062 / 1.85
+    assert backward.products((128, 128), two) == 7 * 128
+    assert backward.products((128, 128), three) == 8 * 128
 
 
 @pytest.mark.sweep

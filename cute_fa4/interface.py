@@ -286,7 +286,7 @@ def flash_attn_func(
     is a multiple of 16 up to 256, for v of 16 up to 128 or of 32 up to 256. The last dimension is contiguous; the other
     strides are any multiples of 16 bytes, so slices and transposed views need no copy.
 
-    q, k, v, learnable_sink and aux_tensors have gradients in bf16 and fp16, at head dims up to 128 (docs/backward.md).
+    q, k, v, k_rope, learnable_sink, aux_tensors have gradients in bf16, fp16, head dims up to 256 (docs/backward.md).
     deterministic changes nothing: both passes always are. Parameters after v are keyword-only, because their order
     differs between the packages that have a function of this name. positional and others take parameters of those
     packages: neutral values such as dropout_p=0.0 pass, others are refused with a replacement (docs/coming_from.md).

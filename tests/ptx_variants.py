@@ -340,7 +340,10 @@ BACKWARD_VARIANTS = {
         **{"depth": 192, "dlse": True, "arch": "sm_103a"},
         "score_mod": score_mods.soft_cap(30.0),
     },
-    "backward on pairs": {"pairs": True, "packed": True, "mask": masks.causal().mask},
+    "backward on pairs": {
+        **{"pairs": True, "joint": False, "packed": True},
+        "mask": masks.causal().mask,
+    },
     "backward by one kernel": {
         **{"joint": True, "packed": True, "used": True, "depth": 72, "accumulate": True},
         "mask": masks.causal().mask,

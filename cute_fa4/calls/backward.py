@@ -1,4 +1,4 @@
-"""The backward pass of a call: gradients of q, k, v and sinks, by one compiled function of three kernels.
+"""The backward pass of a call: gradients of q, k and v, by one compiled function of several kernels, and of sinks.
 
 The kernels (sm100/backward) know dense tensors, and packed ones. Padded tensors are packed ones whose sequences begin
 at multiples of the padded length and end earlier.

@@ -20,9 +20,10 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
     auto    rules decide: wide heads on pairs, others alone unless a tuning table lets lengths choose
-            (sm100/choose/which_kernel.py, choose/pays.py; default)
+            (sm100/choose/which_kernel.py, choose/pays.py; default). Full and causal backward passes: pairs for wide
+            heads, and on sm_100a for one kernel of all gradients of head dims 72 to 128
     on      pairs for 16-bit full or causal problems, for wide heads (sm100/two_tiles/pair, wide/pair), and for kernels
-            of the backward pass that can (sm100/backward/pair.py)
+            of the backward pass that can (sm100/backward/pair.py, joint.py)
     off     every CTA alone (sm100/two_tiles, wide)
 
 CUTE_FA4_MAXIMUM: which maximum the exponentials of a row subtract, in kernels of two query tiles.

@@ -45,7 +45,7 @@ class BackwardConfig:
     listed     the forward pass had lists of key blocks: each CTA has a list of tiles of the other side (listed.py)
     wanted     numbers of the aux tensors whose gradients are computed; not empty: they instead of dQ, dK and dV
     arch       "sm_100a" or "sm_103a"
-    pairs      pairs of CTAs share the MMAs of the kernels that can (Owner.ctas); None: as the tuning table says.
+    pairs      pairs of CTAs share the MMAs of the kernels that can (Owner.ctas, joint); None: as the tuning table says.
                Calls with a score_mod, lists or wanted tensors have none: False then
     joint      one kernel makes all gradients (joint.py), where it can; None: as the tuning table says
     exp2_emulated  of 64 pairs of exponentials, so many on the FMA units; None: as the tuning table says
@@ -72,8 +72,8 @@ class BackwardConfig:
     def __post_init__(self):
         facts = {"arch": self.arch, "head_dim": self.depth, "head_dim_v": self.depth_v}
         mask = mask_fact(self.mask)
-        if self.joint is None:  # pairs: an explicit answer is for the kernels of two owners
-            chosen = self.pairs is None and tuning.choose("backward_joint", mask=mask, **facts)
+        if self.joint is None:
+            chosen = self.pairs is not False and tuning.choose("backward_joint", mask=mask, **facts)
             object.__setattr__(self, "joint", chosen)
         object.__setattr__(self, "joint", self.joint and self.can_be_joint)
         if self.joint:

@@ -1,4 +1,4 @@
-"""The kernel before the two: for every query the sum of dO * O, and the log-sum-exp in units of log2.
+"""The kernel before the others: for every query the sum of dO * O, and the log-sum-exp in units of log2.
 
     dS = P (dP - delta) scale,  delta = sum over keys of P dP - dL = dO . O - dL
 

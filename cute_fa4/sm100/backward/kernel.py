@@ -1,10 +1,11 @@
-"""BackwardKernel: three launches on one stream: deltas (delta.py), then the owner of queries, then the owner of keys.
+"""BackwardKernel: launches on one stream: deltas (delta.py), then the owners of queries and of keys, or one for both.
 
     S = Q K^T    P = 2^(c S - L)    dP = dO V^T    dS = P (dP - delta) scale    dQ = dS K    dK = dS^T Q    dV = P^T dO
 
-Two kernels compute S and dP, each for the side it owns. That takes seven products instead of five, but no gradient
-accumulates in global memory: no atomics, no waiting for an order of CTAs, no float32 copy of dQ. The same inputs give
-the same bits, and a sequence in a batch has the same gradients as alone.
+Two owners compute S and dP, each for its side. That takes seven products instead of five, but no gradient accumulates
+in global memory: no atomics, no waiting for an order of CTAs, no float32 copy of dQ. The kernel of all gradients
+(joint.py) takes five, and pairs of CTAs add dQ in float32 to global memory in a fixed order. The same inputs give the
+same bits, and a sequence in a batch has the same gradients as alone.
 
 One CTA, in time (owner of keys; the other one has no dV):
 

@@ -60,7 +60,10 @@ class Box:
 
 @dataclass(frozen=True)
 class OwnerArgs:
-    """Arguments of one of the two kernels. own, others, results: in the order of Owner.depths."""
+    """Arguments of an owner's kernel, which may be that of all gradients.
+
+    own, others, results: in the order of Owner.depths
+    """
 
     own: tuple[TMAOperand, TMAOperand]
     others: tuple[TMAOperand, TMAOperand]

@@ -1,6 +1,6 @@
 """Owner: one of the kernels of the backward pass: its warps, its tiles, and where they are.
 
-P and dS in tensor memory are operand A of the sums; no tile is ever transposed or staged. Own tiles move to tensor
+P and dS in tensor memory are operand A of the sums; no tile is transposed or staged. Own tiles move to tensor
 memory where it has room (own_tile.py). If columns are left, dS has some of its own where it is alone, and P where both
 are written. Otherwise dS is written over dP, and P beside it:
 
@@ -118,7 +118,8 @@ class Owner:
     def ctas(self) -> int:
         """CTAs that share an MMA: two where they are asked for and half of the one result is whole chunks of columns.
 
-        dK and dV in one kernel wait for S, P, dV and the next S in turn: news between CTAs take longer than is saved.
+        dK and dV in one kernel, without dQ, wait for S, P, dV and the next S in turn: signals between CTAs take longer
+        than is saved.
         """
         halves = [self.depths[i] % (CTAS * GRANULE) == 0 for i in self.results]
         return CTAS if self.pairs and halves == [True] else 1

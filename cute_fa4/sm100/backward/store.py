@@ -3,7 +3,7 @@
 64 columns belong to one warpgroup: dK and dV (or dQ) have 64 for each, or the two have one of both. They are one chunk
 of 128 bytes a row, and in float32 two, for which shared memory also takes the first half of the ring: all of its tiles
 have been multiplied. A CTA whose rows saw nothing writes zeros. Where results accumulate, the copy adds them to what
-is in memory. Each number is added to once, so the bits do not depend on the order of CTAs.
+is in memory. Each of these numbers is added to once, so the bits do not depend on the order of CTAs.
 """
 
 import cutlass

@@ -142,7 +142,7 @@ CHOICES: dict[str, Choice] = {
         False,
     ),
     "backward_joint": Choice(
-        "whether one kernel on pairs of CTAs makes all gradients",
+        "whether one kernel on pairs of CTAs makes all gradients: of full and causal calls, head dims 72 to 128",
         ("arch", "head_dim", "head_dim_v", "mask"),
         _switch,
         (True, False),

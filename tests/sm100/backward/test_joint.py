@@ -310,9 +310,10 @@ def test_which_calls_have_one_kernel():
     causal, window = masks.causal().mask, masks.window(64, 0).mask
     for depths in ((128, 128), (72, 128), (128, 65 + 7)):
         assert BackwardConfig("bf16", *depths, mask=causal).joint
+    assert BackwardConfig("bf16", 128, 128, pairs=True).joint
     others = (
-        dict(depth=64), dict(depth_v=64), dict(depth=136), dict(mask=window), dict(listed=True), dict(pairs=True),
-        dict(pairs=False), dict(arch="sm_103a"),
+        dict(depth=64), dict(depth_v=64), dict(depth=136), dict(mask=window), dict(listed=True), dict(pairs=False),
+        dict(arch="sm_103a"),
     )  # fmt: skip
     for other in others:
         assert not BackwardConfig(**{"dtype": "bf16", "depth": 128, "depth_v": 128, **other}).joint

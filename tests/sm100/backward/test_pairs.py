@@ -153,7 +153,7 @@ def test_which_kernels_run_on_pairs():
     assert not any(kernels_on_pairs(*wide, mask=window) + kernels_on_pairs("bf16", 128, 128))
     assert all(kernels_on_pairs(*wide, mask=window, pairs=True))
     assert kernels_on_pairs("bf16", 192, 256, pairs=True) == [False, False, True]
-    assert kernels_on_pairs("bf16", 128, 128, pairs=True) == [True, False]
+    assert kernels_on_pairs("bf16", 128, 128, mask=window, pairs=True) == [True, False]
     with tuning.using(tuning.shipped().changed(backward_pairs=False)):
         assert not any(kernels_on_pairs(*wide))
 

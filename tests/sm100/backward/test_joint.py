@@ -21,6 +21,7 @@ from cute_fa4.sm100.backward.joint import JointOwner
 from cute_fa4.sm100.backward.work import HEADS_SIDE_BY_SIDE, heads_side_by_side, side_by_side
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.chip import REGISTERS_PER_SM, WARP_SIZE
+from cute_fa4.system import devices
 from tests.sm100.backward.problems import Problem, of_kernels, packed, run
 from tests.suite import turns
 
@@ -278,6 +279,17 @@ def test_a_number_is_a_pair_of_each_head_once():
             assert sorted(seen) == [(tile, head) for tile in range(tiles) for head in range(heads)]
             for head in range(heads):
                 assert [tile for tile, of in seen if of == head] == list(range(tiles))
+
+
+def test_a_b300_that_asks_for_it_has_the_bits_of_a_b200(monkeypatch):
+    problem = Problem(140, 300, window=CAUSAL)
+    tensors = problem.tensors()
+    expected = gradients(problem, tensors)
+    monkeypatch.setattr(devices, "EMULATED_ARCH", "sm_103a")
+    found: list[torch.Tensor] = []
+    names = with_kernels(lambda: found.extend(gradients(problem, tensors)))
+    assert any("five_products_sm_103a" in name for name in names)
+    assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
 
 
 def test_more_heads_than_are_side_by_side(own_kernels, monkeypatch):

@@ -36,12 +36,13 @@ from .work import Sequence, Sizes
 
 @dataclass(frozen=True)
 class JointArgs:
-    """Further arguments of the kernel of all gradients (joint.py)."""
+    """Further arguments of the kernel of all gradients (joint.py).
+
+    counters: (heads x tiles + 1, COUNTERS) int32, of additions so far, the last line of pairs so far
+    """
 
     columns: TMAOperand  # halves of the columns of K
-    counters: (
-        cute.Tensor
-    )  # (heads x tiles + 1, COUNTERS) int32: additions so far; then pairs so far
+    counters: cute.Tensor
     side: Int32  # heads whose pairs run at the same time
     added: TMAOperand  # the sum of dQ, or dq in float32: what pairs add to
     begun: TMAOperand | None = None  # the same sum: what the first pair stores to
@@ -143,7 +144,7 @@ def load(
     cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head, first_column=0
 ):
     """Copy a tile. rows: (first row in the tensor, length of the sequence, row in the sequence)."""
-    box = Box(ROWS, 0, DTYPES[cfg.dtype].cutlass)
+    box = Box(ROWS, 0, DTYPES[cfg.dtype].cutlass)  # the operand knows its columns
     load_box(cfg, box, operand, (address, mbarrier), of, rows, head, first_column)
 
 

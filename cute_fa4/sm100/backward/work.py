@@ -19,10 +19,10 @@ from ..pair.sync import rank_in_cluster
 from .listed import ListedPlace, TileList, TileLists
 from .owner import ROWS
 
-HEADS_SIDE_BY_SIDE = 16  # at least
-ROWS_SIDE_BY_SIDE = (
-    128 * 1024
-)  # of short heads together: 128 MiB of Q, dO and float32 dQ at head dim 128
+# Heads whose pairs run at the same time: at least so many, or as many as have these rows together, whose Q, dO and
+# float32 dQ of 128 columns take 128 MiB.
+HEADS_SIDE_BY_SIDE = 16
+ROWS_SIDE_BY_SIDE = 128 * 1024
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cute_fa4.readiness import basics, company, contracts, endurance, figures, report, runner
+from cute_fa4.readiness import (
+    basics,
+    company,
+    contracts,
+    endurance,
+    figures,
+    report,
+    runner,
+    training,
+)
 from cute_fa4.readiness.stage import Context, Stage
 
 STAGES: tuple[Stage, ...] = (
     *basics.STAGES[:3],
     *contracts.STAGES,
     *basics.STAGES[3:],
+    *training.STAGES,
     *endurance.STAGES[:3],
     *company.STAGES[:3],
     *endurance.STAGES[3:],

@@ -195,6 +195,15 @@ def dependent_merge(context: Context) -> dict:
     return {"error": error}
 
 
+def sums_in_turns(context: Context) -> dict:
+    """Three pairs of CTAs have keys of one dQ: the first stores, the second adds, the last loads the sum."""
+    from cute_fa4.readiness import training
+
+    given = training.tensors(context, 520, (1, 1), (128, 128))
+    found = training.backward(*given)
+    return {"error": training.error_of(found, given, "sums of three pairs")}
+
+
 CONTRACTS = (
     Contract(
         "contract: tensor memory of a pair",
@@ -274,6 +283,20 @@ CONTRACTS = (
         latent_pairs,
         ("tcgen05.mma.cta_group::2.kind::f16",),
         'PTX ISA, "tcgen05.mma", layouts of .cta_group::2 with M = 128; docs/decisions/0017',
+    ),
+    Contract(
+        "contract: sums in turns",
+        "do pairs of CTAs add to a sum in memory one after another, and load it?",
+        sums_in_turns,
+        (
+            "ld.acquire.gpu.global",
+            "red.release.gpu.global.add",
+            "cp.reduce.async.bulk.tensor",
+            "st.async",
+        ),
+        'PTX ISA, "ld", .acquire, "red", .release, "fence.proxy.async"; docs/decisions/0077; CUTE_FA4_PAIR=off',
+        "flash-attention#2033 (unfenced announcements), FBGEMM#4982 (a wait for a CTA that adds nothing), DeepEP#642 "
+        "(TMA loads before a proxy fence)",
     ),
     Contract(
         "contract: a merge that starts early",

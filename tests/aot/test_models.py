@@ -349,7 +349,7 @@ def test_every_configuration_that_training_asks_for_is_listed(name, monkeypatch)
 
 @pytest.mark.parametrize("word", ["auto", "on", "off"])
 def test_training_has_the_pairs_of_ctas_that_calls_ask_for(word, monkeypatch):
-    """Head dim 256 by default, 128 and windows where asked."""
+    """Head dim 256, and one kernel of all gradients at 128, by default; windows where asked."""
     monkeypatch.setenv(PAIR_VARIABLE, word)
     asked = set()
 
@@ -369,10 +369,17 @@ def test_training_has_the_pairs_of_ctas_that_calls_ask_for(word, monkeypatch):
             flash_attn_func(q, k, v, **options).sum().backward()
     found = {config for config in asked if isinstance(config, BackwardConfig)}
     assert found <= listed
-    pairs = {(config.depth, mask_fact(config.mask)) for config in found if config.pairs}
-    wide = {(256, "Full"), (256, "Causal")}
-    every = wide | {(256, "other"), *((128, mask) for mask in ("Full", "Causal", "other"))}
-    assert pairs == {"auto": wide, "on": every, "off": set()}[word]
+    by_mask = {
+        (config.depth, mask_fact(config.mask)): (config.pairs, config.joint) for config in found
+    }
+    wide, narrow, others = (
+        [(256, "Full"), (256, "Causal")],
+        [(128, "Full"), (128, "Causal")],
+        [(256, "other"), (128, "other")],
+    )
+    on_pairs = dict.fromkeys(wide, word != "off") | dict.fromkeys(others, word == "on")
+    expected = {problem: (pairs, False) for problem, pairs in on_pairs.items()}
+    assert by_mask == expected | dict.fromkeys(narrow, (False, word != "off"))
 
 
 def test_queries_that_are_quantized_before_the_call_have_the_dtype_of_the_cache():

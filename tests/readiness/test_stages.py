@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from cute_fa4 import emulator
-from cute_fa4.readiness import assumptions, basics, company, contracts, cycles, endurance, probes
+from cute_fa4.readiness import (
+    assumptions,
+    basics,
+    company,
+    contracts,
+    cycles,
+    endurance,
+    probes,
+    training,
+)
 from cute_fa4.readiness.command import STAGES
 from cute_fa4.readiness.stage import Context, Wrong, run
 
@@ -106,6 +115,37 @@ def test_a_split_call_that_another_one_changed_is_found(wrong_call, text, monkey
     monkeypatch.setattr(company, "flash_attn_func", wrong)
     with pytest.raises(Wrong, match=text):
         company.split_keys(CPU)
+
+
+def gradients_that(change):
+    """The first call's gradients in the place of each one's; change(call number, dq) is what goes wrong."""
+    calls, known = iter(range(1 << 30)), []
+    made = training.backward
+
+    def call(*given, **options):
+        if not known:
+            known.extend(made(*given, **options))
+        found = tuple(x.clone() for x in known)
+        change(next(calls), found[0])
+        return found
+
+    return call
+
+
+def test_gradients_with_other_bits_or_numbers_are_found(monkeypatch):
+    last = training.LAUNCHES_ON_CPU - 1
+    wrong = gradients_that(lambda n, dq: off_by_one_bit(dq) if n == last else None)
+    monkeypatch.setattr(training, "backward", wrong)
+    with pytest.raises(Wrong, match="1 of 2 backward passes differ from the first one"):
+        training.identical_gradients(CPU)
+
+
+@pytest.mark.parametrize("stage", [training.gradients, contracts.sums_in_turns])
+def test_a_sum_without_one_of_its_parts_is_found(stage, monkeypatch):
+    wrong = gradients_that(lambda n, dq: dq.mul_(0.5))
+    monkeypatch.setattr(training, "backward", wrong)
+    with pytest.raises(Wrong, match="dq is off by"):
+        stage(CPU)
 
 
 def test_a_contract_that_a_launch_breaks_is_found_with_its_documents(monkeypatch):

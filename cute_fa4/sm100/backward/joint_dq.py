@@ -178,9 +178,9 @@ def is_last(work: Work, place: Place):
 
 
 def loads_before(work: Work, place: Place):
-    """How many tiles the pair has been the last of: these are the last ones that it passes of each head."""
+    """How many tiles the pair has been the last of: these are the last ones that it passes."""
     end = minimum(work.last_before, work.end)
-    return place.turn * (end - work.first) + end - 1 - place.tile
+    return (end - 1 - place.tile) * work.turns + place.turn
 
 
 @cute.jit

@@ -278,16 +278,15 @@ class Place:
 
 
 class DescendingPlace(Place):
-    """Pairs that take turns begin with the last queries, which all of a causal mask's keys see.
+    """Pairs that take turns begin with the last queries, which all of a causal mask's keys see: those of all heads.
 
-    So a pair follows the one before it at a short distance. If it began with the first queries that it sees, the pair
-    before would come to them later by as many tiles as that has more.
+    So a pair follows the one before it at a short distance. If it began with the first queries that it sees, or passed
+    the heads of a group one after another, the pair before would come to them later by as many tiles as that has more.
     """
 
     def next(self, work: Work) -> "DescendingPlace":
-        last = self.tile == work.first
-        tile = choose(last, work.end - 1, self.tile - 1)
-        return DescendingPlace(tile, self.turn + choose(last, 1, 0))
+        last = self.turn + 1 == work.turns
+        return DescendingPlace(self.tile - choose(last, 1, 0), choose(last, 0, self.turn + 1))
 
 
 def q_head(owner, work: Work, place: Place):

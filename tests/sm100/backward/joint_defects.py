@@ -44,7 +44,7 @@ JOINT = {
         "work", "DescendingPlace(work.end - 1,", "DescendingPlace(work.first,", "joint",
     ),
     "the same head again, by all gradients": Defect(
-        "work", "(tile, self.turn + choose(last, 1, 0))", "(tile, self.turn)", "joint",
+        "work", "choose(last, 0, self.turn + 1))", "0 * self.turn)", "joint",
     ),
     # --- dS
     "dS of both CTAs has the first keys": Defect("joint_compute", "work.rank * ROWS + thread", "thread", "joint"),

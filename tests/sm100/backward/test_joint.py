@@ -1,12 +1,13 @@
 """One kernel for all gradients, with five products: against float64, against the two owners, and in every schedule.
 
-dK and dV add the same products of 16 values as those of the two owners, but those of the last queries first. So they
-have the bits that two owners have for tiles of queries in the opposite order.
+dK and dV add the same products of 16 values as those of the two owners, but those of the last queries first, of all
+heads of a group. So without groups they have the bits that two owners have for tiles of queries in the opposite order.
 """
 
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,12 @@ from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_e
 from cute_fa4.sm100.backward import work
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.backward.joint import JointOwner
-from cute_fa4.sm100.backward.work import HEADS_SIDE_BY_SIDE, heads_side_by_side, side_by_side
+from cute_fa4.sm100.backward.work import (
+    HEADS_SIDE_BY_SIDE,
+    DescendingPlace,
+    heads_side_by_side,
+    side_by_side,
+)
 from cute_fa4.sm100.blueprint import tuning
 from cute_fa4.sm100.blueprint.chip import REGISTERS_PER_SM, WARP_SIZE
 from cute_fa4.system import devices
@@ -74,7 +80,7 @@ def test_gradients_are_those_of_float64_within_their_roundings(name):
 
 
 OPPOSITE = {
-    "three tiles of queries, ragged keys": Problem(384, 320, heads=(2, 1)),
+    "three tiles of queries, ragged keys": Problem(384, 320, heads=(2, 2)),
     "head dims that are padded": Problem(256, 300, depths=(72, 104)),
 }
 
@@ -301,6 +307,15 @@ def test_more_heads_than_are_side_by_side(own_kernels, monkeypatch):
     exact, allowed = gradients_float64(*tensors), allowed_gradient_errors(*tensors)
     found = gradients(problem, tensors)
     assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
+
+
+def test_a_tile_of_all_heads_comes_before_the_next_tile():
+    """So pairs with fewer tiles of a head are at the same one. From the last tile on, three heads of a group."""
+    work, place, seen = SimpleNamespace(first=1, end=3, turns=3), DescendingPlace(2, 0), []
+    for _ in range(6):
+        seen.append((place.tile, place.turn))
+        place = place.next(work)
+    assert seen == [(2, 0), (2, 1), (2, 2), (1, 0), (1, 1), (1, 2)]
 
 
 def test_short_heads_are_side_by_side_in_larger_numbers():

@@ -15,6 +15,14 @@ from tests.invariance.stories import Kind, Piece, Story, drawn, offsets
 
 KIND = Kind(heads=(2, 1))
 ROWS = 130
+# Kernels of the backward pass: two owners; one for all gradients, whose pairs of CTAs have 256 keys and take turns; two
+# owners of wider q and k; pairs of CTAs.
+CASES = {
+    "64": (KIND, ROWS),
+    "128": (Kind(head_dim=128, heads=(2, 1)), 300),
+    "192 and 128": (Kind(head_dim=192, head_dim_v=128, heads=(2, 1)), ROWS),
+    "256": (Kind(head_dim=256, heads=(2, 1)), ROWS),
+}
 OPTIONS = dict(causal=True, batch_invariant=True)
 
 
@@ -37,24 +45,21 @@ def of_packed(parts: list, which: int, dout: torch.Tensor) -> list[torch.Tensor]
     return [x[rows].detach() for x in (out, *found)]
 
 
-@pytest.fixture
-def sequence():
-    generator = torch.Generator().manual_seed(0)
-    dout = torch.randn(ROWS, KIND.heads[0], KIND.head_dim, generator=generator).to(KIND.dtype)
-    return drawn(KIND, ROWS, ROWS, generator), dout
-
-
-def test_gradients_of_a_sequence_do_not_depend_on_the_batch(sequence):
+@pytest.mark.parametrize("kind, rows", CASES.values(), ids=CASES.keys())
+def test_gradients_of_a_sequence_do_not_depend_on_the_batch(kind, rows):
     """Alone, and between neighbours whose rows jump and hold a NaN. Calls that serve return the same out."""
-    own, dout = sequence
+    generator = torch.Generator().manual_seed(0)
+    width = kind.head_dim_v or kind.head_dim
+    dout = torch.randn(rows, kind.heads[0], width, generator=generator).to(kind.dtype)
+    own = drawn(kind, rows, rows, generator)
     alone = of_packed([own], 0, dout)
     generator = torch.Generator().manual_seed(1)
-    before, after = (drawn(KIND, n, n, generator, jumps=True) for n in (70, 20))
+    before, after = (drawn(kind, n, n, generator, jumps=True) for n in (70, 20))
     before[0][-1, 0] = math.nan
     together = of_packed([before, own, after], 1, dout)
     assert all(a.equal(b) for a, b in zip(alone, together, strict=True))
-    story = Story(KIND, *own)
-    for piece in (Piece(0, ROWS), Piece(ROWS - 1, ROWS, "pages")):
+    story = Story(kind, *own)
+    for piece in (Piece(0, rows), Piece(rows - 1, rows, "pages")):
         served, _ = story.results(piece, batch_invariant=True)
         assert served.equal(alone[0][piece.first : piece.last])
 

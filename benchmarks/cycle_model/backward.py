@@ -37,11 +37,8 @@ OF_THEIRS = (64, 64), (128, 128)
 JOINT = "joint"  # the kernel of all gradients, by the part of its name that tells it apart
 OF_JOINT = ((128, 128),)
 CLOCK_GHZ, SMS = 1.85, 148
-CALLS = (
-    (False, 8192, 64),
-    (True, 8192, 64),
-    (True, 16384, 16),
-)  # causal, queries, heads of all sequences
+# Causal, queries, heads of all sequences.
+CALLS = (False, 8192, 64), (True, 8192, 64), (True, 16384, 16)
 DEVICES = "B200", "GB200"  # of the sustained speeds: those with the machine code that is modelled
 # Products with the depth of q and k, and with that of v. The gradients are defined by five.
 PRODUCTS = {
@@ -162,7 +159,7 @@ def causal_launch(kernel: str, depths: tuple[int, int], turns: int) -> Launch:
 def launches() -> list[Launch]:
     """Launches of the loops, and of whole causal calls."""
     each = [(maker, kernel, depths) for maker, depths, kernels in calls() for kernel in kernels]
-    found = [launch(*loop, turns) for loop in each for turns in TURNS]
+    found = [one for of in each for one in loop(*of)]
     for maker, kernel, depths in each:
         if kernel == JOINT:
             found.append(causal_launch(kernel, depths, TURNS[-1] - KEYS // ROWS))
@@ -182,8 +179,8 @@ def ctas_of(
     """(record, cycles of a tile, cycles besides, CTAs that share MMAs) of each kernel."""
     found = []
     for kernel in kernels:
-        apart = tiles_apart if causal else loop
-        few, many = (cost(each) for each in apart(kernel, depths))
+        apart = tiles_apart(kernel, depths) if causal else loop(OURS, kernel, depths)
+        few, many = (cost(each) for each in apart)
         cycles, shared = cycles_of(few.cycles, many.cycles), rows_of(kernel, depths) // ROWS
         used, tiles = many, TURNS[-1]
         if causal and kernel == JOINT:
@@ -193,9 +190,9 @@ def ctas_of(
     return found
 
 
-def loop(kernel: str, depths: tuple[int, int]) -> list[Launch]:
+def loop(maker: str, kernel: str, depths: tuple[int, int]) -> list[Launch]:
     """Two launches, of few and of many tiles, without a mask."""
-    return [launch(OURS, kernel, depths, turns) for turns in TURNS]
+    return [launch(maker, kernel, depths, turns) for turns in TURNS]
 
 
 def tiles_apart(kernel: str, depths: tuple[int, int]) -> list[Launch]:
@@ -204,7 +201,7 @@ def tiles_apart(kernel: str, depths: tuple[int, int]) -> list[Launch]:
     The kernel of all gradients: of its loop. In a causal call each of its pairs rounds dQ of as many tiles as it owns.
     """
     if kernel == JOINT:
-        return loop(kernel, depths)
+        return loop(OURS, kernel, depths)
     return [causal_launch(kernel, depths, turns) for turns in TURNS]
 
 
@@ -291,12 +288,14 @@ def sustained(
 
     A product more than the five takes the energy of one of them.
     """
-    chip = power.chips()[device]
-    burst = speed / (SMS * CLOCK_GHZ) * chip.sms * chip.boost_ghz
     more = products(depths, kernels) / products(depths, (JOINT,))
-    limit = power.LIMITS[device]
-    found = power.fitted().sustained(burst * more, chip.boost_ghz, limit, "bf16", "backward")
-    return found / more
+    return of_chips(speed * more).sustained(device) / more
+
+
+def of_chips(speed: float) -> power.Speed:
+    """speed: TFLOPS of a B200 at CLOCK_GHZ"""
+    of_sm = speed / (SMS * CLOCK_GHZ)
+    return power.Speed("", "bf16", OURS, "modelled", of_sm, work="backward")
 
 
 def products(depths: tuple[int, int], kernels: tuple[str, ...]) -> int:
@@ -314,14 +313,11 @@ def sustained_table(cost: Cost = profiled.recorded) -> str:
     titles += [f"{power.LIMITS[device]} W, {device}" for device in DEVICES]
     head = "head dims", "maker", "kernels", *titles
     lines, found = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"], []
-    chip = power.chips()[DEVICES[0]]
     for maker, depths, kernels in calls():
-        used = [
-            [cost(launch(maker, kernel, depths, turns)) for turns in TURNS] for kernel in kernels
-        ]
+        used = [[cost(each) for each in loop(maker, kernel, depths)] for kernel in kernels]
         cycles = sum(cycles_of(*(each.cycles for each in both)) for both in used)
         value, records = teraflops(cycles, depths), [each for both in used for each in both]
-        speeds = [value / CLOCK_GHZ * chip.boost_ghz]
+        speeds = [of_chips(value).on(DEVICES[0])]
         speeds += [sustained(value, depths, kernels, device) for device in DEVICES]
         names = "/".join(map(str, depths)), maker, ", ".join(kernels)
         cells = *names, *(marked(f"{each:,.0f}", *records) for each in speeds)
@@ -343,9 +339,7 @@ def table(cost: Cost = profiled.recorded) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     found = []
     for maker, depths, kernels in calls():
-        used = [
-            [cost(launch(maker, kernel, depths, turns)) for turns in TURNS] for kernel in kernels
-        ]
+        used = [[cost(each) for each in loop(maker, kernel, depths)] for kernel in kernels]
         cycles = [cycles_of(*(each.cycles for each in both)) for both in used]
         besides, speeds = (
             call_cells(cost, depths, kernels) if maker == OURS else ({}, [""] * len(CALLS))

@@ -232,7 +232,10 @@ def check_table() -> str:
 
 @dataclass(frozen=True)
 class Speed:
-    """A kernel on a problem: TFLOPS of an SM and GHz. b300: those of sm_103a code, 0: not known."""
+    """A kernel on a problem: TFLOPS of an SM and GHz. b300: those of sm_103a code, 0: not known.
+
+    work: "forward" or "backward"
+    """
 
     problem: str
     dtype: str
@@ -240,6 +243,7 @@ class Speed:
     basis: str
     of_sm: float
     b300: float = 0.0
+    work: str = "forward"
 
     def on(self, device: str) -> float:
         """Burst TFLOPS on a device; 0: not known."""
@@ -249,7 +253,8 @@ class Speed:
 
     def sustained(self, device: str) -> float:
         burst, chip = self.on(device), chips()[device]
-        return burst and fitted().sustained(burst, chip.boost_ghz, LIMITS[device], self.dtype)
+        limit = LIMITS[device]
+        return burst and fitted().sustained(burst, chip.boost_ghz, limit, self.dtype, self.work)
 
 
 def speeds(pages: str) -> list[Speed]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cute_fa4 import dtypes, flash_attn_func, flash_attn_varlen_func
+from cute_fa4.readiness import training
 from cute_fa4.readiness.basics import NO_CLAIMS, OF_P
 from cute_fa4.readiness.company import captured
 from cute_fa4.readiness.stage import CLAIMS, Context, Stage, error_of, require, same_bits
@@ -197,8 +198,6 @@ def dependent_merge(context: Context) -> dict:
 
 def sums_in_turns(context: Context) -> dict:
     """Three pairs of CTAs have keys of one dQ: the first stores, the second adds, the last loads the sum."""
-    from cute_fa4.readiness import training
-
     given = training.tensors(context, 520, (1, 1), (128, 128))
     found = training.backward(*given)
     return {"error": training.error_of(found, given, "sums of three pairs")}

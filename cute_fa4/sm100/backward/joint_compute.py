@@ -15,7 +15,7 @@ from cutlass import Int32, select_
 
 from ..instructions import mbarriers, tensor_memory
 from ..steps import row_math, visibility
-from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, write_words
+from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, swizzled, write_words
 from . import compute, store, weights
 from .operands import OwnerArgs
 from .owner import ROWS
@@ -102,7 +102,7 @@ def hand_over(
         there = mbarriers.there(other, buffer + key * CHUNK_ROW_BYTES)
         mbarrier = mbarriers.there(other, cta.ds_sent.mbarriers.toint())
         for piece in cutlass.range_constexpr(len(words) // 4):
-            inside = Int32(first * 2 + piece * PIECE_BYTES) ^ ((key & 7) * PIECE_BYTES)
+            inside = swizzled(key, first * 2 + piece * PIECE_BYTES)
             mbarriers.send_words(there + inside, words[4 * piece : 4 * piece + 4], mbarrier)
 
 

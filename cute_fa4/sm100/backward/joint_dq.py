@@ -30,12 +30,12 @@ from cutlass import Float32, Int32
 from ...dtypes import DTYPES
 from ...layouts.scalars import minimum
 from ...tma.tensor_maps import TMAOperand
-from ..blueprint.chip import WARP_SIZE
+from ..blueprint.chip import F32_BYTES, WARP_SIZE
 from ..instructions import mbarriers, tensor_memory, turns
 from ..pair.barriers import LEADER
 from ..pair.sync import is_leader
 from ..steps import pieces, row_math
-from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, write_words
+from ..steps.store import CHUNK_ROW_BYTES, PIECE_BYTES, swizzled, write_words
 from . import operands
 from .joint import BOX_BYTES, COUNTERS, DEPTH, PIECE, PIECES
 from .load import other_rows
@@ -44,7 +44,7 @@ from .work import Place, Work, line_of_tile, place_in_turn, q_head
 
 BOX = Box(WARP_SIZE, PIECE, Float32)  # of the sum
 TICKET = 2  # numbers, which take divisions (place_in_turn)
-OF_PIECE = PIECE_BYTES // 4  # float32 of an access to shared memory
+OF_PIECE = PIECE_BYTES // F32_BYTES  # float32 of an access to shared memory
 
 
 def rounded_box(cfg) -> Box:
@@ -95,15 +95,18 @@ class Rows:
     head: Int32
     column: Int32  # of the depth
     buffer: Int32  # of the warp, in shared memory
-    counter: cute.Pointer  # of the pairs that have added
 
+    @property
+    def where(self) -> tuple:
+        """As operands.load and store take it."""
+        return self.first, self.length, self.row
 
-def swizzled(rows: Rows, number: int):
-    """Where a thread has OF_PIECE columns of its row in the buffer. number: of them, from the first column on"""
-    piece, inside = divmod(number, PIECE // OF_PIECE)
-    row = cute.arch.lane_idx()
-    at = Int32(inside * PIECE_BYTES) ^ ((row & 7) * PIECE_BYTES)
-    return rows.buffer + (piece * BOX_BYTES + at) + row * CHUNK_ROW_BYTES
+    def boxes(self, box: Box) -> list[tuple]:
+        """(place in the buffer, first column) of each box."""
+        return [
+            (self.buffer + number * BOX_BYTES, self.column + number * box.columns)
+            for number in range(DEPTH // 2 // box.columns)
+        ]
 
 
 def stage(rows: Rows, words: list):
@@ -124,10 +127,8 @@ def put(
     rows: Rows,
 ):
     """Boxes of what is staged, of queries that exist: added or stored, as the operand says."""
-    where = (rows.first, rows.length, rows.row)
-    for number in cutlass.range_constexpr(DEPTH // 2 // box.columns):
-        at, column = rows.buffer + number * BOX_BYTES, rows.column + number * box.columns
-        operands.store(cfg, box, operand, at, work.sequence, where, rows.head, column)
+    for at, column in rows.boxes(box):
+        operands.store(cfg, box, operand, at, work.sequence, rows.where, rows.head, column)
     cute.arch.cp_async_bulk_commit_group()
 
 
@@ -148,19 +149,19 @@ def add(cfg: cutlass.Constexpr, args: OwnerArgs, work: Work, rows: Rows, own: li
 def load_sum(cfg: cutlass.Constexpr, args: OwnerArgs, full, warp: Int32, work: Work, rows: Rows):
     """In the turn of the last pair of a tile: what the others have added, to the buffer. full: the event of arrival"""
     mbarrier = full.arrive_and_expect(warp, PIECES * BOX_BYTES)
-    where = (rows.first, rows.length, rows.row)
-    for number in cutlass.range_constexpr(PIECES):
-        at, column = rows.buffer + number * BOX_BYTES, rows.column + number * PIECE
-        operands.load_box(
-            cfg, BOX, args.joint.so_far, (at, mbarrier), work.sequence, where, rows.head, column
-        )
+    sum_so_far, of, head = args.joint.so_far, work.sequence, rows.head
+    for at, column in rows.boxes(BOX):
+        operands.load_box(cfg, BOX, sum_so_far, (at, mbarrier), of, rows.where, head, column)
 
 
 def added(rows: Rows, own: list) -> list:
-    """The sum so far, in the buffer, and own numbers."""
-    out = []
+    """The sum so far, in the buffer, and own numbers of the thread's row."""
+    row, out = cute.arch.lane_idx(), []
     for first in range(0, len(own), OF_PIECE):
-        before = pieces.load_piece(swizzled(rows, first // OF_PIECE))
+        piece, inside = divmod(first, PIECE)
+        at = swizzled(row, inside * F32_BYTES)
+        at = rows.buffer + (piece * BOX_BYTES + at) + row * CHUNK_ROW_BYTES
+        before = pieces.load_piece(at)
         out += [x.bitcast(Float32) + own[first + i] for i, x in enumerate(before)]
     return out
 
@@ -192,39 +193,39 @@ def begin(
     work: Work,
     at: tuple,
     rows: Rows,
-    before: Rows,
+    counters: tuple,
 ):
     """Before dQ of a tile is ready: the turn comes, and the last pair loads the sum.
 
-    full: the event of its arrival; at: (n, place, place before); rows, before: of these places
+    full: the event of its arrival; at: (n, place, place before); counters: of both places
     """
-    n, place, place_before = at
+    n, place, before = at
     if cutlass.const_expr(not cfg.accumulate):
         if (n > 0) & is_last(work, place):
-            end(cfg, work, place_before, before)
-    turns.await_turn(rows.counter, work.number)
+            end(cfg, work, before, counters[1])
+    turns.await_turn(counters[0], work.number)
     if cutlass.const_expr(not cfg.accumulate):
         if (work.number > 0) & is_last(work, place):
             load_sum(cfg, args, full, warp, work, rows)
 
 
 @cute.jit
-def end(cfg: cutlass.Constexpr, work: Work, place: Place, rows: Rows):
+def end(cfg: cutlass.Constexpr, work: Work, place: Place, counter: cute.Pointer):
     """Until the buffer may be written again. A pair that added ends its turn: the next one may add."""
     if cutlass.const_expr(cfg.accumulate):
-        end_turn(rows)
+        end_turn(counter)
     else:
         if is_last(work, place):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         else:
-            end_turn(rows)
+            end_turn(counter)
     cute.arch.sync_warp()
 
 
-def end_turn(rows: Rows):
+def end_turn(counter: cute.Pointer):
     """When the additions are complete."""
     cute.arch.cp_async_bulk_wait_group(0, read=False)
-    turns.end_turn(rows.counter)
+    turns.end_turn(counter)
 
 
 @cute.jit
@@ -242,10 +243,10 @@ def tile(
 
     at: (turn, place, place of the turn before)
     """
-    n, place, place_before = at
-    rows = rows_of(owner, args, cta, warp, work, place)
-    before = rows_of(owner, args, cta, warp, work, place_before)
-    begin(cfg, args, cta.sum_there, warp, work, at, rows, before)
+    n, place, before = at
+    rows = rows_of(owner, cta, warp, work, place)
+    counters = tuple(counter_of(owner, args, warp, work, each) for each in (place, before))
+    begin(cfg, args, cta.sum_there, warp, work, at, rows, counters)
     cta.dq_ready.wait(0, n & 1)
     tensor_memory.fence_after()
     own = tensor_memory.load(lanes + owner.dq_column, DEPTH // 2)
@@ -255,12 +256,12 @@ def tile(
     own = row_math.multiplied(own, args.scale)
     if cutlass.const_expr(cfg.accumulate):
         if n > 0:
-            end(cfg, work, place_before, before)
+            end(cfg, work, before, counters[1])
         add(cfg, args, work, rows, own)
     else:
         if not is_last(work, place):
             if n > 0:
-                end(cfg, work, place_before, before)
+                end(cfg, work, before, counters[1])
             add(cfg, args, work, rows, own)
         elif work.number == 0:
             store_rounded(cfg, args, work, rows, own)
@@ -269,14 +270,19 @@ def tile(
             store_rounded(cfg, args, work, rows, added(rows, own))
 
 
-def rows_of(owner, args: OwnerArgs, cta, warp, work: Work, place: Place) -> Rows:
+def rows_of(owner, cta, warp, work: Work, place: Place) -> Rows:
     first, length, row = other_rows(owner, work, place)
     row = row + work.rank * owner.tiles[0].rows + warp % 2 * WARP_SIZE
-    head = q_head(owner, work, place)
-    line = head * args.stats.shape[1] + work.sequence.stats_tile + line_of_tile(owner, place)
-    counter = args.joint.counters.iterator + (line * COUNTERS + work.rank * (COUNTERS // 2) + warp)
+    head, column = q_head(owner, work, place), warp // 2 * (DEPTH // 2)
     buffer = cta.base + owner.smem.staging.offset + warp * (PIECES * BOX_BYTES)
-    return Rows(first, length, row, head, warp // 2 * (DEPTH // 2), buffer, counter)
+    return Rows(first, length, row, head, column, buffer)
+
+
+def counter_of(owner, args: OwnerArgs, warp, work: Work, place: Place) -> cute.Pointer:
+    """Of the pairs that have added to a warp's part of a tile."""
+    line = q_head(owner, work, place) * args.stats.shape[1]
+    line = line + work.sequence.stats_tile + line_of_tile(owner, place)
+    return args.joint.counters.iterator + (line * COUNTERS + work.rank * (COUNTERS // 2) + warp)
 
 
 @cute.jit
@@ -296,4 +302,4 @@ def run(
         tile(cfg, owner, args, cta, lanes, warp, work, (n, place, before))
         before, place = place, place.next(work)
     if work.count > 0:
-        end(cfg, work, before, rows_of(owner, args, cta, warp, work, before))
+        end(cfg, work, before, counter_of(owner, args, warp, work, before))

@@ -52,12 +52,16 @@ def store_piece(address, words: list):
     )
 
 
+def swizzled(row, inside):
+    """Where 16 bytes that begin `inside` a chunk row are in it."""
+    return Int32(inside) ^ ((row & 7) * PIECE_BYTES)
+
+
 def write_words(buffer, row, first_byte: int, words: list):
     """Packed values of a row from `first_byte` of the chunk on, each 16 bytes at their swizzled place."""
     for piece in range(len(words) // 4):
-        inside = first_byte + piece * PIECE_BYTES
-        swizzled = Int32(inside) ^ ((row & 7) * PIECE_BYTES)
-        store_piece(buffer + row * CHUNK_ROW_BYTES + swizzled, words[4 * piece : 4 * piece + 4])
+        at = swizzled(row, first_byte + piece * PIECE_BYTES)
+        store_piece(buffer + row * CHUNK_ROW_BYTES + at, words[4 * piece : 4 * piece + 4])
 
 
 def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):

@@ -7,21 +7,21 @@ JOINT = {
     # --- turns
     "a pair that adds waits for nobody": Defect(
         "joint_dq",
-        "    turns.await_turn(rows.counter, work.number)",
-        "    if place.tile < work.last_before:\n        turns.await_turn(rows.counter, work.number)",
+        "    turns.await_turn(counters[0], work.number)",
+        "    if place.tile < work.last_before:\n        turns.await_turn(counters[0], work.number)",
         THREE,
     ),
     "the last pair waits for nobody": Defect(
         "joint_dq",
-        "    turns.await_turn(rows.counter, work.number)",
-        "    if place.tile >= work.last_before:\n        turns.await_turn(rows.counter, work.number)",
+        "    turns.await_turn(counters[0], work.number)",
+        "    if place.tile >= work.last_before:\n        turns.await_turn(counters[0], work.number)",
         "joint",
     ),
     "all warps have the first one's counter": Defect("joint_dq", "(COUNTERS // 2) + warp", "(COUNTERS // 2)", THREE),
     "a turn ends before additions are complete": Defect("joint_dq", "read=False", "read=True", "joint"),
-    "a turn does not end": Defect("joint_dq", "    turns.end_turn(rows.counter)", "    pass", "joint"),
+    "a turn does not end": Defect("joint_dq", "    turns.end_turn(counter)", "    pass", "joint"),
     "pairs have the first number": Defect("work", "return side_by_side(number,", "return side_by_side(0,", "joint"),
-    "heads have one counter": Defect("joint_dq", "head * args.stats.shape[1] + work", "work", THREE),
+    "heads have one counter": Defect("joint_dq", "q_head(owner, work, place) * args.stats.shape[1]", "0", THREE),
     # --- the first and the last pair of a tile
     "all pairs store": Defect(
         "joint_dq", "if work.number == 0:\n            put", "if work.number >= 0:\n            put", THREE,
@@ -35,9 +35,11 @@ JOINT = {
     "all pairs but the last are the last": Defect(
         "work", "choose(following < own,", "choose(following >= own,", "joint",
     ),
-    "all rows read the sum as the first one": Defect("joint_dq", " ^ ((row & 7) * PIECE_BYTES)", "", "joint"),
+    "all rows read the sum as the first one": Defect(
+        "joint_dq", "at = swizzled(row, inside", "at = swizzled(0, inside", "joint",
+    ),
     "the sum has the first columns twice": Defect(
-        "joint_dq", "BOX_BYTES, rows.column + number * PIECE", "BOX_BYTES, rows.column", "joint",
+        "joint_dq", "in rows.boxes(BOX):\n", "in [(at, rows.column) for at, _ in rows.boxes(BOX)]:\n", "joint",
     ),
     "the sum of the first tile is awaited": Defect("joint_dq", "loads_before(work, place) & 1", "0", "joint"),
     "tiles begin with the first": Defect(
@@ -74,7 +76,9 @@ JOINT = {
     "both CTAs add the same queries": Defect(
         "joint_dq", "work.rank * owner.tiles[0].rows + warp", "warp", "joint",
     ),
-    "dQ has the first columns twice": Defect("joint_dq", "head, warp // 2 * (DEPTH // 2),", "head, 0,", "joint"),
+    "dQ has the first columns twice": Defect(
+        "joint_dq", "work, place), warp // 2 * (DEPTH // 2)", "work, place), 0", "joint",
+    ),
     "dP subtracts L": Defect("load", "group, (i, line, head))", "group, (0, line, head))", "joint"),
     "L and delta have one place": Defect("operands", "owner.made_part(i) if", "owner.made_part(0) if", "joint"),
     # --- places that are used again

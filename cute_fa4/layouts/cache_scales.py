@@ -26,8 +26,20 @@ def place(layout: str, token, block, blocks: int) -> tuple:
     >>> place(INTERLEAVED4, 6, 5, 8), place(LINEAR, 6, 5, 8)
     ((6, 6), (6, 5))
     """
+    row, byte = first_place(layout, token)
+    rows, more = after_first(layout, block, blocks)
+    return row + rows, byte + more
+
+
+def first_place(layout: str, token) -> tuple:
+    """place of block 0."""
+    inside = 0 if layout == LINEAR else token % TOKENS
+    return token - inside, inside
+
+
+def after_first(layout: str, block, blocks: int) -> tuple:
+    """-> (rows, bytes) from the place of block 0 to that of a block: the same for every token."""
     if layout == LINEAR:
-        return token, block
+        return 0, block
     of_row = blocks // TOKENS
-    inside = token % TOKENS
-    return token - inside + block // of_row, block % of_row * TOKENS + inside
+    return block // of_row, block % of_row * TOKENS

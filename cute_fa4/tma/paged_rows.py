@@ -20,8 +20,9 @@ up before it knows the length (sm100/steps/loads.py: guess). So table entries af
 anything.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -32,28 +33,69 @@ from cutlass.cutlass_dsl import T
 from ..layouts.scalars import choose, maximum, minimum
 
 
+class Boxes(NamedTuple):
+    """How tiles are covered by boxes, and how many tiles a warp looks up at once.
+
+    >>> Boxes(128, 16, 4).of_tile, Boxes(128, 48).rows
+    (8, 16)
+    """
+
+    tile_rows: int
+    page_size: int
+    tiles: int = 1  # of a look-up: the lanes after those of a tile have the boxes of the next ones
+    apart: int = 1  # from one of these tiles to the next, in tiles
+
+    @property
+    def rows(self) -> int:
+        """Rows of a box."""
+        return box_rows(self.tile_rows, self.page_size)
+
+    @property
+    def of_tile(self) -> int:
+        """Boxes of a tile."""
+        return self.tile_rows // self.rows
+
+    def first_key(self, lane):
+        """The first key of the box of a lane, from the first key of the look-up on.
+
+        >>> [Boxes(128, 64, 4, apart=2).first_key(lane) for lane in range(4)]
+        [0, 64, 256, 320]
+        """
+        if self.tiles == 1 or self.apart == 1:
+            return lane * self.rows
+        return (
+            lane // self.of_tile * (self.apart * self.tile_rows) + lane % self.of_tile * self.rows
+        )
+
+
 @dataclass(frozen=True)
 class PagedRowIndices:
-    """The boxes of a tile. `row`, `valid`: box p in lane p; a single box in every lane."""
+    """The boxes of a tile. `row`, `valid`: box p in lane p, or in first + p; a single box, without first, in all."""
 
     row: Int32
     valid: Int32
     boxes: cutlass.Constexpr
+    first: Int32 | None = None
 
     def box(self, p: int) -> tuple:
         """(first row, rows that exist) of box p, in every lane."""
-        if self.boxes == 1:
+        if self.first is not None:
+            p = self.first + p
+        elif self.boxes == 1:
             return self.row, self.valid
         return cute.arch.shuffle_sync(self.row, p), cute.arch.shuffle_sync(self.valid, p)
 
     def in_groups_of_eight(self) -> "PagedRowIndices":
         """The same with rows counted in groups of eight, for whole pages; a page starts with a group."""
-        return PagedRowIndices(self.row >> 3, self.valid, self.boxes)
+        return replace(self, row=self.row >> 3)
 
     def all_rows_exist(self, rows_of_box: int):
         """Whether all boxes of the tile are full."""
         whole = self.valid == rows_of_box
-        if self.boxes > 1:
+        if self.first is not None:
+            lane = cute.arch.lane_idx()
+            whole = whole | (lane < self.first) | (lane >= self.first + self.boxes)
+        elif self.boxes > 1:
             whole = whole | (cute.arch.lane_idx() >= self.boxes)
         return cute.arch.vote_all_sync(whole)
 
@@ -83,12 +125,20 @@ def place_of(row, page_size: int, divisor=None) -> tuple:
     return (row // page_size, row % page_size) if divisor is None else divmod(row, divisor)
 
 
-def _column(sizes: tuple, divisor, first_key, lane):
+def _column(sizes: Boxes, divisor, first_key, lane):
     """Column of the page table for the box of a lane."""
-    tile_rows, page_size = sizes
-    if divisor is None and nest(tile_rows, page_size):
+    tile_rows, page_size, tiles, apart = sizes
+    one_each = tiles == 1 or (
+        sizes.rows == page_size and apart == 1
+    )  # lanes have consecutive pages
+    if divisor is None and nest(tile_rows, page_size) and one_each:
         return first_key // page_size + lane
-    return place_of(first_key + lane * box_rows(*sizes), page_size, divisor)[0]
+    return place_of(first_key + sizes.first_key(lane), page_size, divisor)[0]
+
+
+def _wanted(sizes: Boxes, first_key, num_keys, lane):
+    """Whether a lane has a box with keys."""
+    return (lane < sizes.of_tile * sizes.tiles) & (first_key + sizes.first_key(lane) < num_keys)
 
 
 @cute.jit
@@ -100,28 +150,25 @@ def look_up(
     first_key,
     num_keys,
 ):
-    """Lane p: the page of box p of keys [first_key, first_key + tile_rows); 0 without one.
+    """Lane p: the page of box p of the keys from first_key on, of one or several tiles; 0 without one.
 
-    sizes       (tile_rows, page_size): keys of a tile and of a page
+    sizes       keys of a tile and of a page, and tiles
     divisor     page size as a fast divisor, if it is bound by the call; None: page_size
     first_key   a multiple of tile_rows, not negative
     table       (batch, pages) int32
     """
-    rows = box_rows(*sizes)
     lane = cute.arch.lane_idx()
     entry = Int32(0)
-    if (lane < sizes[0] // rows) & (first_key + lane * rows < num_keys):
+    if _wanted(sizes, first_key, num_keys, lane):
         entry = table[batch, _column(sizes, divisor, first_key, lane)]
     return entry
 
 
-def look_up_at_once(sizes: tuple, divisor, table: cute.Tensor, batch, first_key, num_keys):
+def look_up_at_once(sizes: Boxes, divisor, table: cute.Tensor, batch, first_key, num_keys):
     """The same without a branch: addresses are computed before the load of `num_keys` completes."""
-    rows = box_rows(*sizes)
     lane = cute.arch.lane_idx()
     column = _column(sizes, divisor, first_key, lane)
-    wanted = (lane < sizes[0] // rows) & (first_key + lane * rows < num_keys)
-    return load_at_once(table, (batch, column), wanted)
+    return load_at_once(table, (batch, column), _wanted(sizes, first_key, num_keys, lane))
 
 
 def load_at_once(tensor: cute.Tensor, place: tuple, wanted, dtype: str = "b32") -> Int32:
@@ -129,14 +176,25 @@ def load_at_once(tensor: cute.Tensor, place: tuple, wanted, dtype: str = "b32") 
 
     dtype: of PTX, "b32" or "u8"
     """
-    address = (tensor.iterator + tensor.layout(place)).toint()
+    return load_from((tensor.iterator + tensor.layout(place)).toint(), wanted, dtype)
+
+
+def load_from(address, wanted=True, dtype: str = "b32") -> Int32:
+    """The same from an address of global memory."""
+    operands, constraints = [address.ir_value()], "=r,l"
+    text = f"ld.global.{dtype} $0, [$1];"
+    if wanted is not True:
+        operands, constraints = [*operands, choose(wanted, 1, 0).ir_value()], "=&r,l,r"
+        text = (
+            "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, $2, 0;\nmov.b32 $0, 0;\n"
+            f"@wanted {text}\n}}"
+        )
     return Int32(
         llvm.inline_asm(
             T.i32(),
-            [address.ir_value(), choose(wanted, 1, 0).ir_value()],
-            "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, $2, 0;\nmov.b32 $0, 0;\n"
-            f"@wanted ld.global.{dtype} $0, [$1];\n}}",
-            "=&r,l,r",
+            operands,
+            text,
+            constraints,
             has_side_effects=True,
             is_align_stack=False,
             asm_dialect=llvm.AsmDialect.AD_ATT,
@@ -145,24 +203,23 @@ def load_at_once(tensor: cute.Tensor, place: tuple, wanted, dtype: str = "b32") 
 
 
 def populate(
-    sizes: tuple, divisor, entry, rows_per_page, num_pages, first_key, num_keys
+    sizes: Boxes, divisor, entry, rows_per_page, num_pages, first_key, num_keys
 ) -> PagedRowIndices:
-    """Rows of keys [first_key, first_key + tile_rows) in the pages that look_up found. sizes, divisor: as there.
+    """Rows of a tile, or several, in the pages that look_up found. sizes, divisor, first_key: as there.
 
     A page that does not exist has no rows: zeros, and nothing is read.
     """
-    rows = box_rows(*sizes)
-    boxes = sizes[0] // rows
+    rows, boxes = sizes.rows, sizes.of_tile
     lane = 0
-    if boxes == 1:
+    if boxes == sizes.tiles == 1:
         entry = cute.arch.shuffle_sync(entry, 0)
     else:
         lane = cute.arch.lane_idx()
     exists = choose(entry >= 0, choose(entry < num_pages, 1, 0), 0)
     inside = 0
-    if divisor is not None or rows < sizes[1]:
-        _, inside = place_of(first_key + lane * rows, sizes[1], divisor)
-    valid = minimum(maximum(num_keys - first_key - lane * rows, 0), rows)
+    if divisor is not None or rows < sizes.page_size:
+        _, inside = place_of(first_key + sizes.first_key(lane), sizes.page_size, divisor)
+    valid = minimum(maximum(num_keys - first_key - sizes.first_key(lane), 0), rows)
     return PagedRowIndices(entry * exists * rows_per_page + inside, valid * exists, boxes)
 
 

@@ -9,6 +9,10 @@ from benchmarks.cycle_model.decode.variants import Work
 from cute_fa4.dtypes import DTYPES
 from cute_fa4.emulator.model import trace
 
+# The warp that stores scales of blocks has the same barriers for each of its key tiles and for the next work tile: what
+# it stores tells them apart.
+HANDED_OVER = frozenset({"sstore"})
+
 
 def cubin(config) -> bytes:
     """The machine code of an FA4Config or a CombineConfig."""
@@ -23,7 +27,7 @@ def trace_attention(config, seqlen_q: int, works: list[Work]) -> tuple[str, dict
     traces = {}
     for work in works:
         run = partial(_attend, compiled, names, config, seqlen_q, work)
-        traces[work] = trace.record(run)
+        traces[work] = trace.record(run, more=HANDED_OVER if config.cache_blocks else frozenset())
     return compiled.__ptx__, traces
 
 

@@ -13,6 +13,8 @@ from benchmarks.cycle_model.decode.problems import DecodeProblem
 KEYS_A_TILE = 128
 # Key tiles for which a CTA is simulated; after the last one the cycles grow by the steady state.
 TILES = (1, 2, 3, 4, 6, 8, 16)
+# Another one where the ring holds so many tiles of K or V that 16 key tiles are nearly all on their way at once.
+DEEP_RING, TILES_OF_DEEP_RING = 16, 40
 # The cost of a further block, or part of a block, comes from a CTA with this many of them.
 FURTHER_TILES = (1, 2, 4, 8)
 FURTHER_BLOCKS = 3
@@ -31,14 +33,15 @@ class Work:
         return self.tiles * self.parts * KEYS_A_TILE
 
 
-def works(goes_on: bool, runs: bool = False) -> list[Work]:
+def works(goes_on: bool, runs: bool = False, slots: int = 0) -> list[Work]:
     """The launches emulated for a kernel, longest first: align.py takes the order of lines from the first trace, and in
     a short trace the last key tile, which is special, comes early.
 
-    goes_on: a CTA does several blocks; runs: and several parts of a block
+    goes_on: a CTA does several blocks; runs: and several parts of a block; slots: of the ring
     """
+    tiles = TILES + (TILES_OF_DEEP_RING,) * (slots >= DEEP_RING)
     further = FURTHER_TILES if goes_on else ()
-    found = [*map(Work, TILES), *(Work(n, FURTHER_BLOCKS) for n in further)]
+    found = [*map(Work, tiles), *(Work(n, FURTHER_BLOCKS) for n in further)]
     if runs:
         found += [Work(n, parts=FURTHER_BLOCKS) for n in FURTHER_TILES]
     return sorted(found, key=lambda work: work.tiles * work.blocks * work.parts, reverse=True)

@@ -238,16 +238,16 @@ def partialmethod_of(function, *fixed):
     return method
 
 
-def record(launch, cluster: int = 0) -> Trace:
+def record(launch, cluster: int = 0, more: frozenset[str] = frozenset()) -> Trace:
     """The trace of one cluster of the grid that launch() executes, within installed().
 
-    RuntimeError when the grid does not have so many. The emulator's checks are off: they are the
-    tests' business, and cost time.
+    more: kinds of EXTRA besides ALWAYS. RuntimeError when the grid does not have so many. The emulator's checks are
+    off: they are the tests' business, and cost time.
     """
     from cute_fa4.emulator.host.session import use
 
     _recorder.trace, _recorder.number = Trace(defaultdict(list), {}), cluster
-    _recorder.extra = ALWAYS
+    _recorder.extra = ALWAYS | more
     try:
         with use(checks=None):
             launch()

@@ -224,6 +224,11 @@ class Tiles:
         return page > 0 and (page % ROWS_OF_SWIZZLE != 0 or self.problem.cache_leftpad)
 
     @property
+    def tiles_of_look_up(self) -> int:
+        """Key tiles whose pages a warp looks up at once, in as many lanes as they have boxes."""
+        return 1
+
+    @property
     def pages_come_whole(self) -> bool:
         """One copy a page brings all depth chunks; they lie side by side in the tile (layouts/page_tiles.py).
 

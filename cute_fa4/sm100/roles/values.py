@@ -51,7 +51,7 @@ def run(
                 _, found = loads.find_rows(cfg, args, work, n, entries)
             else:  # a box needs its page at once: a look-up in flight would be waited for, too
                 _, found = loads.find_rows(cfg, args, work, n, entries)
-                ahead = loads.look_up_at_once(cfg, args, work, n + 1)
+                ahead = loads.look_up_next(cfg, args, work, n, entries)
             at = kv.skip(loads.load_v(cfg, v, kv, work, at, found))
             entries = ahead
         number = number + 1

@@ -1,5 +1,7 @@
 """The load warp's steps for one tile: announce its bytes, find its rows, copy them."""
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
@@ -7,7 +9,7 @@ from cutlass import Boolean, Int32
 from ...dtypes import DTYPES
 from ...tma import copies, gathered_rows, paged_rows
 from ...tma.gathered_rows import GatheredRows
-from ...tma.paged_rows import PagedRowIndices
+from ...tma.paged_rows import Boxes, PagedRowIndices
 from ..operands.kv_buffer import KVBuffer
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
@@ -61,16 +63,18 @@ def look_up_keys(cfg, args: KernelArgs, work: Work, n):
 
 
 def look_up_tile(cfg, args: KernelArgs, work: Work, n):
-    """The page table's entries for key tile n; 0 where keys are not paged."""
+    """The page table's entries for key tile n; 0 where keys are not paged. Of several key tiles: a PagesOfTiles."""
     if cfg.kv_layout != "paged":
         return Int32(0)
+    if cfg.tiles.tiles_of_look_up > 1:
+        return pages_from(cfg, args, work, n, look_up_at_once(cfg, args, work, n))
     sequence, row = work.sequence, args.lengths.cache_row(work.sequence.batch)
     if cfg.tiles.gathers_rows:
         return gathered_rows.look_up(
             cfg.tiles.BN, cfg.page_size, cfg.cache_leftpad, args.page_table, row, *rows_in_cache(cfg, work, n)
         )  # fmt: skip
     return paged_rows.look_up(
-        (cfg.tiles.BN, cfg.page_size),
+        boxes_of(cfg),
         args.page_divisor,
         args.page_table,
         row,
@@ -79,15 +83,63 @@ def look_up_tile(cfg, args: KernelArgs, work: Work, n):
     )
 
 
+def boxes_of(cfg) -> Boxes:
+    """The boxes of key tiles in pages, and the key tiles of a look-up."""
+    return Boxes(cfg.tiles.BN, cfg.page_size, cfg.tiles.tiles_of_look_up, cfg.cluster_parts)
+
+
+@dataclass(frozen=True)
+class PagesOfTiles:
+    """Of key tiles that are looked up together: rows by lane, as paged_rows.populate has them, and the look-up after.
+
+    following   page-table entries of as many key tiles more; nothing has used them, so memory has time to answer
+    """
+
+    row: Int32
+    valid: Int32
+    following: Int32
+
+
+def pages_from(cfg, args: KernelArgs, work: Work, n, entries) -> PagesOfTiles:
+    """Those of key tile n and the ones after it, whose entries have been looked up."""
+    found = paged_rows.populate(
+        boxes_of(cfg), args.page_divisor, entries, args.rows_per_block[1], args.num_pages,
+        blocks.key_tile(cfg, n) * cfg.tiles.BN, work.sequence.num_keys,
+    )  # fmt: skip
+    following = look_up_at_once(cfg, args, work, n + cfg.tiles.tiles_of_look_up)
+    return PagesOfTiles(found.row, found.valid, following)
+
+
+def look_up_next(cfg, args: KernelArgs, work: Work, n, entries) -> Int32 | PagesOfTiles:
+    """The entries for key tile n + 1. entries: for key tile n, which may have them already."""
+    if cfg.tiles.tiles_of_look_up == 1:
+        return look_up_at_once(cfg, args, work, n + 1)
+    return next_pages(cfg, args, work, n, entries)
+
+
+@cute.jit
+def next_pages(
+    cfg: cutlass.Constexpr, args: KernelArgs, work: Work, n: Int32, pages: PagesOfTiles
+) -> PagesOfTiles:
+    """The pages of key tile n + 1, after those of key tile n: most often the same."""
+    if place_in_look_up(cfg, work, n + 1) == 0:
+        pages = pages_from(cfg, args, work, n + 1, pages.following)
+    return pages
+
+
+def place_in_look_up(cfg, work: Work, n):
+    """The number of key tile n among those that are looked up together, from the first of the work tile on."""
+    return n - work.tiles.first & (cfg.tiles.tiles_of_look_up - 1)
+
+
 def look_up_at_once(cfg, args: KernelArgs, work: Work, n):
     """look_up without a branch, of boxes: the address is there when the entries before it arrive."""
     if cfg.kv_layout != "paged":
         return Int32(0)
     row = args.lengths.cache_row(work.sequence.batch)
-    sizes = cfg.tiles.BN, cfg.page_size
     first_key = blocks.key_tile(cfg, n) * cfg.tiles.BN
     return paged_rows.look_up_at_once(
-        sizes, args.page_divisor, args.page_table, row, first_key, work.sequence.num_keys
+        boxes_of(cfg), args.page_divisor, args.page_table, row, first_key, work.sequence.num_keys
     )
 
 
@@ -110,9 +162,8 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
         return gathered_rows.look_up(
             cfg.tiles.BN, cfg.page_size, False, args.page_table, batch, first_key, room
         )
-    sizes = cfg.tiles.BN, cfg.page_size
     return paged_rows.look_up_at_once(
-        sizes, args.page_divisor, args.page_table, batch, first_key, room
+        boxes_of(cfg), args.page_divisor, args.page_table, batch, first_key, room
     )
 
 
@@ -129,9 +180,11 @@ def look_up_guessed(
     cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32 | tuple, turn: Int32
 ) -> Int32 | tuple:
     """The entries for the first turn of a work tile; guess may have found them, those of `turn`, already."""
+    several = cutlass.const_expr(cfg.tiles.tiles_of_look_up > 1)
+    again = look_up_at_once if several else look_up
     if work.tiles.first != turn:
-        entries = look_up(cfg, args, work, work.tiles.first)
-    return entries
+        entries = again(cfg, args, work, work.tiles.first)
+    return pages_from(cfg, args, work, work.tiles.first, entries) if several else entries
 
 
 def rows_in_cache(cfg, work: Work, n) -> tuple:
@@ -172,8 +225,12 @@ def rows_of_tile(
             cfg.page_size, entries, args.rows_per_block[1], args.num_pages, *rows_in_cache(cfg, work, n)
         )  # fmt: skip
     if cfg.kv_layout == "paged":
+        sizes = boxes_of(cfg)
+        if sizes.tiles > 1:
+            first = place_in_look_up(cfg, work, n) * sizes.of_tile
+            return PagedRowIndices(entries.row, entries.valid, sizes.of_tile, first)
         return paged_rows.populate(
-            (cfg.tiles.BN, cfg.page_size), args.page_divisor, entries, args.rows_per_block[1], args.num_pages,
+            sizes, args.page_divisor, entries, args.rows_per_block[1], args.num_pages,
             first_key, sequence.num_keys,
         )  # fmt: skip
     first_row = sequence.k_first_row

@@ -10,6 +10,7 @@ from cutlass import Int32
 
 from ...layouts.scalars import minimum
 from ...tma import gathered_rows, paged_rows
+from ...tma.paged_rows import Boxes
 from ..operands.rope import rope_buffer
 from ..sync.kernel_args import KernelArgs, Smem
 from ..work import blocks
@@ -25,7 +26,7 @@ def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32 | tuple:
             cfg.tiles.BN, cfg.rope_page_size, False, rope.page_table, batch, first, end
         )
     page = cfg.rope_page_size
-    return paged_rows.look_up((cfg.tiles.BN, page), None, rope.page_table, batch, first, end)
+    return paged_rows.look_up(Boxes(cfg.tiles.BN, page), None, rope.page_table, batch, first, end)
 
 
 def keys_in_pages(cfg, args: KernelArgs, work: Work, n) -> tuple:
@@ -55,7 +56,7 @@ def rows_of(cfg, args: KernelArgs, work: Work, n, entries, of_k):
             )
         else:
             found = paged_rows.populate(
-                *((tiles.BN, cfg.rope_page_size), None, entries[1]),
+                *(Boxes(tiles.BN, cfg.rope_page_size), None, entries[1]),
                 *(rope.rows_per_block, rope.num_pages, first, end),
             )
     elif cfg.kv_layout == "dense" and cfg.clips_keys:

@@ -16,18 +16,25 @@
 Only the last two groups cost anything per key tile. A tensor with one number for all is read with strides of 0.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, select_
 
 from ...layouts import cache_scales
-from ...layouts.scalars import maximum, minimum
+from ...layouts.scalars import choose, maximum, minimum
 from ...scales import HEAD, ROW
 from ...tma import paged_rows
 from ..blueprint import cache_blocks
 from ..blueprint.cache_blocks import SCALES_OF_WORD
 from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
+
+LOWEST_BYTES, LOWER_HALVES = (
+    0x0040,
+    0x5410,
+)  # of prmt: digits are bytes, 0 to 3 of the first word, 4 to 7 of the second
 
 NO_PAGE = -1
 
@@ -143,41 +150,109 @@ def of_blocks(cfg, args, work, key, found, exists=True) -> tuple:
     return _of_tensors(cfg, args, work, place, exists)
 
 
-def of_blocks_of_keys(cfg, args, work, key, page, exists, number: int) -> tuple:
-    """The words of `number` keys from `key` on, which have one page: of K and V of the first, then the second ..."""
-    place, exists = _place_in_page(cfg, args, work, key, page, exists)
-    each = [exists & (key + i < work.sequence.num_keys) for i in range(number)]
-    of_k, of_v = (_words_of_rows(cfg, args, work, name, place, each) for name in "kv")
+@dataclass(frozen=True)
+class RowsOfKeys:
+    """Where the scales of blocks of some consecutive keys are, which have one page.
+
+    of_k, of_v   address of the first key's row; its place in the tensor where that is read byte by byte
+    left         how many of the keys exist: the first ones
+    """
+
+    of_k: Int64 | tuple
+    of_v: Int64 | tuple
+    left: Int32
+
+
+def rows_of_keys(cfg, args, work, key, page, exists, number: int) -> RowsOfKeys:
+    """The rows of `number` keys from `key` on. page: of page_of_key, which may have been read long before."""
+    if page is None:
+        place, exists = place_of_key(cfg, args, work, key, exists)
+    else:  # whatever rows of a page these are, they are in memory
+        row = key + work.sequence.k_first_row
+        _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
+        exists = in_pages(page, args.num_pages, exists)
+        place = Uint32(choose(exists, page, 0)).to(Int64), Uint32(inside).to(Int64)
+    left = choose(exists, work.sequence.num_keys - key, 0)
+    of_k, of_v = (_first_row(cfg, args, work, name, place) for name in "kv")
+    return RowsOfKeys(of_k, of_v, minimum(maximum(left, 0), number))
+
+
+@dataclass(frozen=True)
+class RowsOfBoxes:
+    """Where the scales of blocks of boxes of pages are (tma/paged_rows.py), by lane.
+
+    of_k, of_v  address of the first row of a lane's box
+    exist       bit p: whether the page of box p exists
+    """
+
+    of_k: Int64
+    of_v: Int64
+    exist: Int32
+
+
+def rows_of_boxes(cfg, args, work, boxes, entry, first_key) -> RowsOfBoxes:
+    """The rows of boxes of keys from first_key on. entry: of paged_rows.look_up."""
+    exists = in_pages(entry, args.num_pages, True)
+    inside = 0
+    if args.page_divisor is not None or boxes.rows < boxes.page_size:
+        row = first_key + boxes.first_key(cute.arch.lane_idx())
+        _, inside = paged_rows.place_of(row, boxes.page_size, args.page_divisor)
+    place = Uint32(choose(exists, entry, 0)).to(Int64), Uint32(inside).to(Int64)
+    of_k, of_v = (_first_row(cfg, args, work, name, place) for name in "kv")
+    return RowsOfBoxes(of_k, of_v, cute.arch.vote_ballot_sync(exists))
+
+
+def rows_in_box(args, work, found: RowsOfBoxes, box, row, key, number: int) -> RowsOfKeys:
+    """The rows of `number` keys from `key` on, which is row `row` of a box."""
+    of_k, of_v = (
+        cute.arch.shuffle_sync(address, box) + Uint32(row).to(Int64) * row_bytes(args, name)
+        for name, address in (("k", found.of_k), ("v", found.of_v))
+    )
+    left = choose((found.exist >> box & 1) == 1, work.sequence.num_keys - key, 0)
+    return RowsOfKeys(of_k, of_v, minimum(maximum(left, 0), number))
+
+
+def row_bytes(args, name: str):
+    """From a row of scales in words to the next."""
+    return _scales_of(args, name).layout.stride[-3] * SCALES_OF_WORD
+
+
+def words_of_keys(cfg, args, work, found: RowsOfKeys, number: int) -> tuple:
+    """The words of K and V of the first key, then of the second ... Those of a missing key may be anything."""
+    paged = cfg.kv_layout == "paged"
+    wanted = [True if paged else i < found.left for i in range(number)]
+    of_k, of_v = (
+        _words_of_rows(cfg, args, work, name, at, wanted)
+        for name, at in (("k", found.of_k), ("v", found.of_v))
+    )
     return tuple(word for both in zip(of_k, of_v, strict=True) for words in both for word in words)
 
 
-def _words_of_rows(cfg, args, work, name: str, place: tuple, exist: list) -> list:
-    """The scales of keys from a place on, of "k" or "v"; their rows are one stride apart, so one address does for all.
+def _scales_of(args, name: str):
+    return args.descales["kv".index(name) - 2]
 
-    exist: of each key, whether it exists
-    """
-    tensor = args.descales["kv".index(name) - 2]
-    *before, row = place
+
+def _first_row(cfg, args, work, name: str, place: tuple):
+    """Where the scales of a key at a place are, of "k" or "v": of_k and of_v of RowsOfKeys."""
+    tensor = _scales_of(args, name)
     if not cache_blocks.in_words(cfg, name):
-        at = [((*before, row + i), work.tile.kv_head) for i in range(len(exist))]
-        return [_words(cfg, name, tensor, *of) for of in zip(at, exist, strict=True)]
+        return place
+    return (tensor.iterator + tensor.layout((*place, work.tile.kv_head, 0))).toint()
+
+
+def _words_of_rows(cfg, args, work, name: str, first, wanted: list) -> list:
+    """The scales of keys whose first row is there, of "k" or "v". wanted: of each key, whether it is read."""
+    tensor = _scales_of(args, name)
+    if not cache_blocks.in_words(cfg, name):
+        *before, row = first
+        at = [((*before, row + i), work.tile.kv_head) for i in range(len(wanted))]
+        return [_words(cfg, name, tensor, *of) for of in zip(at, wanted, strict=True)]
     words = range(cache_blocks.number_of(cfg, name) // SCALES_OF_WORD)
-    first = tensor.iterator + tensor.layout((*place, work.tile.kv_head, 0))
-    layout = cute.make_layout((len(exist), len(words)), stride=(tensor.layout.stride[-3], 1))
-    rows = cute.make_tensor(first, layout)
+    apart = row_bytes(args, name)
     return [
-        tuple(paged_rows.load_at_once(rows, (i, word), exists) for word in words)
-        for i, exists in enumerate(exist)
+        tuple(paged_rows.load_from(first + i * apart + SCALES_OF_WORD * n, read) for n in words)
+        for i, read in enumerate(wanted)
     ]
-
-
-def _place_in_page(cfg, args, work, key, page, exists) -> tuple:
-    """-> (index of a key in a tensor of scales, without the head; whether it is in a page, if keys are paged)."""
-    if page is None:
-        return place_of_key(cfg, args, work, key, exists)
-    row = key + work.sequence.k_first_row
-    _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
-    return (page, inside), in_pages(page, args.num_pages, exists)
 
 
 def _of_tensors(cfg, args, work, place: tuple, exists) -> tuple:
@@ -204,14 +279,23 @@ def _words_of_bytes(cfg, name: str, tensor, at: tuple, exists) -> tuple:
     (*before, token), head = at
     number, words = cache_blocks.number_of(cfg, name), []
     layout = cache_blocks.layout_of(cfg, name)
+    row, byte = cache_scales.first_place(layout, token)
+    begin = (tensor.iterator + tensor.layout((*before, row, head, byte))).toint()
     for first in range(0, number, SCALES_OF_WORD):
-        word = Int32(0)
+        loaded = []
         for i in range(first, min(first + SCALES_OF_WORD, number)):
-            row, byte = cache_scales.place(layout, token, i, number)
-            scale = paged_rows.load_at_once(tensor, (*before, row, head, byte), exists, "u8")
-            word = word | scale << 8 * (i - first)
-        words.append(word)
+            rows, more = cache_scales.after_first(layout, i, number)
+            address = begin + rows * tensor.layout.stride[-3] + more
+            loaded.append(paged_rows.load_from(address, exists, "u8"))
+        words.append(_word_of(loaded + [Int32(0)] * (SCALES_OF_WORD - len(loaded))))
     return tuple(words)
+
+
+def _word_of(loaded: list) -> Int32:
+    """Four bytes, each the lowest of its word, as a word."""
+    a, b, c, d = loaded
+    low, high = (cute.arch.prmt(*pair, LOWEST_BYTES) for pair in ((a, b), (c, d)))
+    return Int32(cute.arch.prmt(low, high, LOWER_HALVES))
 
 
 def of_rope(cfg, args, work, key, end, exists):

@@ -18,34 +18,38 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_fa4.dtypes import row_of
+from cute_fa4.layouts.scalars import choose
 
 from ...blueprint.barriers import SCALE_SLOTS
 from ...blueprint.cache_blocks import words_of
-from ...steps.cache_blocks import of_tile
-from ...steps.pieces import WORDS, load_piece, load_word, permuted, store_word
+from ...steps.pieces import load_piece, load_word, permuted, store_word
 from ...steps.store import PIECE_BYTES, store_piece
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...work import scales
 from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from . import transposed
+from .scale_rows import KEYS, TILES, keys_of_page, rows_of
 
-TILES = 4  # of a turn
-KEYS = WORDS  # of a lane: a piece of the ring
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # of permuted: those of two words
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a lane has on its way: words of its keys in the key tiles of a turn, pages of those of the next turn."""
+    """What a lane has on its way.
+
+    words, left   of the key tiles of a turn: words of the lane's keys, and how many exist for each keys_of_page
+    pages         of the next turn
+    """
 
     words: tuple
+    left: tuple
     pages: tuple
 
 
 def place_of(tile):
     """Key tile number `tile` of the CTA -> (its slot, parity of its barriers)."""
-    return tile & (SCALE_SLOTS - 1), tile // SCALE_SLOTS & 1
+    return tile & (SCALE_SLOTS - 1), tile >> SCALE_SLOTS.bit_length() - 1 & 1
 
 
 def entries(cfg, smem: Smem, slot) -> tuple:
@@ -55,32 +59,34 @@ def entries(cfg, smem: Smem, slot) -> tuple:
     return entry, entry + of_k
 
 
-def keys_of_page(cfg) -> int:
-    """How many of a lane's keys are in one page, whatever the page table says."""
-    begins_anywhere = cfg.kv_layout == "paged" and (cfg.page_size % KEYS or cfg.cache_leftpad)
-    return 1 if begins_anywhere else KEYS
+def turn_of(cfg, args: KernelArgs, work: Work, n, rows: tuple) -> Turn:
+    """The turn that begins with key tile n; its loads are issued. rows: of the turn (scale_rows.py)."""
+    of, together = rows_of(cfg), keys_of_page(cfg)
+    pages = of.pages(cfg, args, work, n + TILES)
+    each = [of.of_tile(cfg, args, work, n + i, i, rows) for i in range(TILES)]
+    words = tuple(
+        sum((scales.words_of_keys(cfg, args, work, found, together) for found in mine), ())
+        for mine in each
+    )
+    return Turn(words, tuple(tuple(found.left for found in mine) for mine in each), pages)
 
 
-def pages_of(cfg, args: KernelArgs, work: Work, n) -> tuple:
-    """The pages of the lane's keys in key tile n, one for each keys_of_page."""
-    first = KEYS * cute.arch.lane_idx()
-    keys = [of_tile(cfg, work, first + i, n) for i in range(0, KEYS, keys_of_page(cfg))]
-    return tuple(scales.page_of_key(cfg, args, work, *key) for key in keys)
+@cute.jit
+def existing(turn: Turn) -> Turn:
+    """The turn with zeros for keys that do not exist; only the last turn of a sequence has any."""
+    words = turn.words
+    if sum(count for each in turn.left for count in each) != TILES * KEYS:
+        words = tuple(map(of_existing, words, turn.left))
+    return Turn(words, turn.left, turn.pages)
 
 
-def words_of_tile(cfg, args: KernelArgs, work: Work, n, pages: tuple) -> tuple:
-    """The words of the lane's keys in key tile n, key by key. pages: theirs, read before."""
-    words, together, first = (), keys_of_page(cfg), KEYS * cute.arch.lane_idx()
-    for i, page in enumerate(pages):
-        key, exists = of_tile(cfg, work, first + i * together, n)
-        words += scales.of_blocks_of_keys(cfg, args, work, key, page, exists, together)
-    return words
-
-
-def turn_of(cfg, args: KernelArgs, work: Work, n, pages: tuple) -> Turn:
-    """The turn that begins with key tile n, whose pages have been read; its loads are issued."""
-    words = (words_of_tile(cfg, args, work, n + i, pages[i]) for i in range(TILES))
-    return Turn(tuple(words), tuple(pages_of(cfg, args, work, n + TILES + i) for i in range(TILES)))
+def of_existing(words: tuple, left: tuple) -> tuple:
+    """The words of a lane's keys; zeros of keys that do not exist."""
+    of_key, together = len(words) // KEYS, KEYS // len(left)
+    keys = (divmod(i // of_key, together) for i in range(len(words)))
+    return tuple(
+        choose(i < left[page], word, 0) for (page, i), word in zip(keys, words, strict=True)
+    )
 
 
 def pairs_by_block(words: list) -> list:
@@ -105,7 +111,13 @@ def store_v(cfg, address, key, words: list):
 
 
 @cute.jit
-def hand_over(cfg: cutlass.Constexpr, smem: Smem, events: Events, tile: Int32, words: tuple):
+def hand_over(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    events: Events,
+    tile: Int32,
+    words: tuple,
+):
     """The words of key tile number `tile` of the CTA, when its entry is free."""
     slot, phase = place_of(tile)
     events.scales_empty.wait(slot, phase ^ 1)
@@ -148,13 +160,16 @@ def run(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, events: Events, qu
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count
-        pages = tuple(pages_of(cfg, args, work, first + i) for i in range(TILES))
-        turn = Turn((nothing,) * TILES, pages)
+        none = ((Int32(0),) * (KEYS // keys_of_page(cfg)),) * TILES
+        turn = Turn((nothing,) * TILES, none, rows_of(cfg).pages(cfg, args, work, first))
         for n in cutlass.range(-TILES, count, TILES, unroll=1):
+            # Before the words are handed over: both were loaded, and a warp waits for all of its loads.
+            rows = rows_of(cfg).rows(cfg, args, work, first + (n + TILES), turn.pages)
+            turn = existing(turn)
             for i in cutlass.range_constexpr(TILES):
                 if (n >= 0) & (n + i < count):
                     hand_over(cfg, smem, events, tile + (n + i), turn.words[i])
             if n + TILES < count:
-                turn = turn_of(cfg, args, work, first + (n + TILES), turn.pages)
+                turn = turn_of(cfg, args, work, first + (n + TILES), rows)
         tile, number = tile + count, number + 1
         work = queue.next(cfg, args, number)

@@ -16,6 +16,7 @@ from cute_fa4.layouts.operand_tiles import KMajorTile
 from cute_fa4.layouts.swizzle import Swizzle
 
 from ...blueprint.cache_blocks import SCALES_OF_WORD, words_of
+from ...blueprint.chip import WARP_SIZE
 from ...blueprint.problem import Problem
 from ...blueprint.tiles import KEYS_PER_TILE, MMA_LANES
 from ..tiles import SwappedTiles
@@ -41,6 +42,13 @@ class DequantizedTiles(SwappedTiles):
         )
 
     # ---- the ring
+
+    @property
+    def tiles_of_look_up(self) -> int:
+        """As many as a warp has lanes for: memory answers once for several key tiles, which take less time than it."""
+        if self.problem.kv_layout != "paged" or self.gathers_rows:
+            return 1
+        return WARP_SIZE // (self.BN // self.v_box_rows)
 
     @property
     def kv_span_bytes(self) -> int:
@@ -73,8 +81,15 @@ class DequantizedTiles(SwappedTiles):
 
     @property
     def pages_come_whole(self) -> bool:
-        """False: a row has one chunk, so there is nothing to fold."""
-        return False
+        """A row is one chunk; what counts is that copies of pages have three coordinates, clipped copies five."""
+        stored = self.problem.stored_depth, self.problem.stored_ov_depth
+        return (
+            self.problem.fold_pages
+            and self.problem.kv_layout == "paged"
+            and not self.gathers_rows
+            and self.v_box_rows < self.BN
+            and all(depth == self.kv_span_bytes for depth in stored)
+        )
 
     @property
     def ring_tile(self) -> KMajorTile:

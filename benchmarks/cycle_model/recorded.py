@@ -45,7 +45,7 @@ from benchmarks.cycle_model import (
 )
 from benchmarks.cycle_model import pages as performance
 from benchmarks.cycle_model.decode import check as decode_check
-from benchmarks.cycle_model.decode import latent, narrow, recording
+from benchmarks.cycle_model.decode import latent, narrow, recording, sparse_latent
 from benchmarks.cycle_model.decode import problems as decode_problems
 from benchmarks.cycle_model.decode import report as decode_report
 from benchmarks.cycle_model.evaluate import SteadyState, cta_cycles
@@ -127,6 +127,7 @@ def decode_calls() -> list[tuple[decode_problems.DecodeProblem, dict]]:
     plain = [
         *decode_problems.problems(),
         *(latent.problem_of(*row) for row in latent.ROWS),
+        *(sparse_latent.problem_of(*row) for row in sparse_latent.ROWS),
         *(narrow.problem_of(*row, kind) for row in narrow.ROWS for kind in narrow.KINDS),
         *peers.decode_problems(),
     ]
@@ -269,6 +270,7 @@ def decode_tables(constants: Constants) -> dict[str, str]:
     return {
         **_with_source(of_calls),
         **_with_source(lambda source: {"latent_decode": latent.table(constants, source)}),
+        **_with_source(lambda source: {"sparse_latent": sparse_latent.table(constants, source)}),
         **_with_source(lambda source: {"narrow_decode": narrow.table(constants, source)}),
         "decode": report.decode_table(),
         "decode_merging": decode_report.merging_table(check),

@@ -3,6 +3,7 @@
 The sizes are the smallest that tell the cases apart: one CTA, as many as SMs, one more.
 """
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cycle_model import memory_bound
-from benchmarks.cycle_model.decode import latent, narrow, report
+from benchmarks.cycle_model.decode import latent, narrow, report, sparse_latent
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.check import Check
 from benchmarks.cycle_model.decode.launch import Chip, Streaming
@@ -207,6 +208,25 @@ def test_constants_of_decode_have_their_sources():
     of_launches = ("kernel_start_us", "cold_start_us", "dependent_saves_us", "dependent_least_us")
     for name in ("dram_latency_ns", "dram_knee", "lat_l2", *of_launches):
         assert len(fitted_b200()[name].source) > 10
+
+
+def test_operations_of_sparse_prefill_are_counted_as_flashmla_counts_them():
+    """The largest speed of its README is that of its published times: 512 queries of 128 heads."""
+    data = json.loads(sparse_latent.PUBLISHED_FILE.read_text())
+    heads, queries, us, _ = data["rows"][0]
+    tflops = sparse_latent.operations(heads, queries) / us * 1e-6
+    assert abs(tflops / data["largest"]["tflops"] - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "splits"),
+    [(512, 2048, False), (75, 2048, True), (512, 4096, True)],
+    ids=["blocks fill the pairs", "a second wave is nearly idle", "longer than lists"],
+)
+def test_lists_of_many_queries_are_not_split(queries, keys, splits):
+    """74 pairs; 512 blocks leave 6 places of seven waves idle, 75 leave 73 of two."""
+    problem = replace(sparse_latent.problem_of(128, queries), lengths=(keys,) * queries)
+    assert (call_of(problem).merge is not None) == splits
 
 
 def test_latent_rows_are_read_once_and_the_page_has_the_published_times():

@@ -48,6 +48,9 @@ from cute_fa4.sm100.choose.launches import (
 from cute_fa4.system.clusters import most_clusters
 
 MAX_SPLITS, MAX_PARTS = 1024, 4096  # of num_splits, and of tokens_per_split
+MOST_LISTED = (
+    2048  # latent rows of a list whose block is not split where whole blocks fill the chip
+)
 # Keys of a part, of batch-invariant calls without tokens_per_split: where CTAs that fill the chip merge the parts of
 # their rows, and where parts of long calls go through memory. A fact of the problem, not of lengths or storage.
 INVARIANT_TOKENS, INVARIANT_TOKENS_IN_MEMORY = 512, 2048
@@ -349,6 +352,19 @@ def shared_parts(tiles: int, latent: bool = False) -> int:
     return max(tuning.choose("merged_alike"), isqrt(tiles * tuning.choose("merged_a_tile")))
 
 
+def whole_blocks_fit(blocks: int, at_once: int) -> bool:
+    """Whether whole blocks, so many at once, leave the chip idle for no more than an eighth of the time that they take.
+
+    A list of latent rows for each query, as in sparse prefill, has as many blocks of about one length as queries. Their
+    pieces would cost that and more, and memory for a partial result of every query (docs/decisions/0079). Sequences of
+    a cache in pages of one row may have any lengths, which a stream-K split evens out; their tables are longer.
+
+    >>> [whole_blocks_fit(blocks, 74) for blocks in (74, 75, 512, 1024, 4096)]
+    [True, False, True, True, True]
+    """
+    return 8 * (-blocks % at_once) <= blocks
+
+
 def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:
     """The split of decode whose lengths only the device knows; None: no sequence can have keys for two parts.
 
@@ -361,6 +377,9 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
     ):
         return None
     most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
+    listed = config.latent and config.page_size == 1 and seen <= MOST_LISTED
+    if listed and whole_blocks_fit(blocks, most):
+        return None
     ctas = min(most, -(-blocks * tiles // least), blocks * shared_parts(tiles, config.latent))
     positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)
     shared = Shared(ctas, least, blocks, positions, config.heads_per_tile)

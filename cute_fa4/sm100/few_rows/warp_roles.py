@@ -5,6 +5,7 @@
     4       mma        one thread issues every tcgen05.mma
     5       load       claims blocks, one thread issues every TMA load
     6       values     where rows are gathered: loads those of V (roles/values.py)
+                       of a latent cache 6 and 7: a share of all rows (latent/gathers.py)
 
 224 threads could have 65,536 / 224 = 292 registers each, more than the 255 that an instruction can name, so no
 registers have to be moved between the roles.
@@ -13,6 +14,8 @@ registers have to be moved between the roles.
 from dataclasses import dataclass, replace
 
 from ..blueprint.chip import WARP_SIZE
+
+GATHER_WARPS = 2  # that share the rows of a latent cache with the load warp (latent/gathers.py)
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,13 @@ class SwappedWarpRoles:
     def threads(self) -> int:
         return WARP_SIZE * max(self.load.stop, self.values.stop)
 
-    def with_values(self) -> "SwappedWarpRoles":
-        """The same roles plus a dedicated warp for the copies of V.
+    def with_values(self, number: int = 1) -> "SwappedWarpRoles":
+        """The same roles plus a dedicated warp for the copies of V; of a latent cache several for its rows.
 
         >>> SwappedWarpRoles().with_values().threads
         224
         """
-        return replace(self, values=range(self.load.stop, self.load.stop + 1))
+        return replace(self, values=range(self.load.stop, self.load.stop + number))
 
     def threads_of(self, role: str) -> int:
         """Threads of all warps of a role.

@@ -38,7 +38,7 @@ from ..roles.dispatch import first_column, own_lanes
 from ..roles.order import LoadOrder
 from ..sync.kernel_args import KernelArgs
 from ..sync.pipelines import KVConsumerPipeline, TMAProducerPipeline
-from . import load, products
+from . import gathers, load, products
 from .barriers import ROPE_SLOT
 from .load import LatentProducer
 from .products import LatentConsumer
@@ -81,7 +81,7 @@ class SM100MLADecode(SM100MHASwap):
         nbytes = tiles.rope_slot_bytes
         rope = TMAProducerPipeline(**ring, k_bytes=(nbytes,), v_bytes=nbytes)
         given = vars(cta) | dict(
-            producer=LatentProducer(cta.producer, rope),
+            producer=LatentProducer(cta.producer, rope, gathers.of_load(self.cfg)),
             consumer=LatentConsumer(cta.consumer, KVConsumerPipeline(**ring)),
         )
         return LatentCTA(**given)
@@ -98,6 +98,7 @@ class SM100MLADecode(SM100MHASwap):
         elif warp == warps.load.start:
             block, _, _ = cute.arch.block_idx()
             load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, LATENT)
+        gathers.run_warps(cfg, LATENT, args, cta, warp)
 
 
 KERNEL = SM100MLADecode

@@ -22,8 +22,7 @@ from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import KernelArgs
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
-
-KV_HEAD = 0  # a latent cache has one head
+from .gathers import ALONE, KV_HEAD, in_all_lanes, issue
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,11 @@ class LatentSlots:
 
 @dataclass(frozen=True)
 class LatentProducer:
-    """The load warp's end of both rings."""
+    """The end of both rings of a warp that copies rows. share: of the gathers of a slab"""
 
     slabs: TMAProducerPipeline
     rope: TMAProducerPipeline
+    share: cutlass.Constexpr = ALONE
 
     def first(self) -> LatentSlots:
         return LatentSlots(self.slabs.first(), self.rope.first())
@@ -48,8 +48,12 @@ class LatentProducer:
         """Called after the last tile. Nothing to drain: a CTA without a cluster only signals its own barriers."""
 
 
-def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, first: int, end: int):
-    """Copy columns [first, end) of a key tile: 64 at a time, or a whole slab if pages come whole."""
+def load_columns(cfg, args: KernelArgs, to: tuple, found, work: Work, first: int, end: int):
+    """Copy columns [first, end) of a key tile: 64 at a time, or a whole slab if pages come whole.
+
+    to: (address, mbarrier); found: rows, or a share of them as gathers.in_all_lanes has it
+    """
+    address, mbarrier = to
     tiles, dtype, boxes = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass, args.k.boxes
     if tiles.pages_come_whole:
         if end - first == tiles.slab_columns:
@@ -57,8 +61,12 @@ def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, fi
             load_pages(slab, args.k, address, mbarrier, found, Int32(KV_HEAD), first)
             return
         boxes = args.k.rest.boxes
+    chunks = -(-(end - first) // tiles.swizzle_granule)
+    if isinstance(found, tuple):
+        issue(args, to, found, first, (tiles.BN, chunks, 1))
+        return
     if tiles.gathers_rows:
-        shape = Gathered(tiles.BN, -(-(end - first) // tiles.swizzle_granule))
+        shape = Gathered(tiles.BN, chunks)
         gather_chunks(shape, args.k, address, mbarrier, found, Int32(KV_HEAD), first)
         return
     for chunk, column in enumerate(range(first, end, tiles.swizzle_granule)):
@@ -86,20 +94,24 @@ def load_tile(
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     found = rows_of_tile(cfg, args, work, n, entries)
-    if n == work.tiles.first:
-        events.q_free.wait(0, q_phase ^ 1)
-        order.load_q(cfg, args, smem, events, work, 0)
+    if cutlass.const_expr(kv.share != ALONE):
+        found = in_all_lanes(args, kv.share, found, cfg.tiles.BN)
+    if cutlass.const_expr(kv.share.announces):
+        if n == work.tiles.first:
+            events.q_free.wait(0, q_phase ^ 1)
+            order.load_q(cfg, args, smem, events, work, 0)
     slab, width = at.slab, cfg.tiles.slab_columns
     for i in cutlass.range_constexpr(cfg.tiles.slabs):
         kv.slabs.acquire(slab)
-        mbarrier = kv.slabs.get_v(slab)
+        mbarrier = kv.share.full_of(kv.slabs, slab)
         address = smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
-        load_columns(cfg, args, address, mbarrier, found, work, i * width, (i + 1) * width)
+        to = address, mbarrier
+        load_columns(cfg, args, to, found, work, i * width, (i + 1) * width)
         slab = kv.slabs.commit_step(slab)
     if cutlass.const_expr(cfg.tiles.rope_slot_bytes == 0):
         return LatentSlots(slab, at.rope)
     kv.rope.acquire(at.rope)
-    mbarrier = kv.rope.get_v(at.rope)
+    mbarrier = kv.share.full_of(kv.rope, at.rope)
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    load_columns(cfg, args, address, mbarrier, found, work, cfg.ov_depth, cfg.qk_depth)
+    load_columns(cfg, args, (address, mbarrier), found, work, cfg.ov_depth, cfg.qk_depth)
     return LatentSlots(slab, kv.rope.commit_step(at.rope))

@@ -21,7 +21,7 @@ from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
 from ..few_rows.barriers import S_BUFFERS
 from ..few_rows.schedule import SwappedTile
-from ..few_rows.warp_roles import SwappedWarpRoles
+from ..few_rows.warp_roles import GATHER_WARPS, SwappedWarpRoles
 from . import barriers
 from .smem_map import LatentSmem, slots_that_fit, smem_map
 from .tiles import LATENT_DEPTH, ROPE_DEPTH, LatentTiles
@@ -45,13 +45,15 @@ class LatentTile(SwappedTile):
         return TmemMap(s, (), o, o[-1] + width, p_apart=False)
 
     def warps_of(self, problem: Problem) -> SwappedWarpRoles:
-        return self.warps  # one load warp
+        """The warp roles: gathered rows keep three warps busy (gathers.py)."""
+        gathers_rows = self.tiles(problem).gathers_rows
+        return self.warps.with_values(GATHER_WARPS) if gathers_rows else self.warps
 
     def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
+        return layout(self.warps_of(problem), self.tiles(problem))[0]
 
     def smem(self, problem: Problem) -> LatentSmem:
-        return layout(self.warps, self.tiles(problem))[1]
+        return layout(self.warps_of(problem), self.tiles(problem))[1]
 
     def refusals(self, problem: Problem) -> list[str]:
         why = self.problem_not_built(problem)

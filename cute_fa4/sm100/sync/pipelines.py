@@ -215,6 +215,10 @@ class TMAProducerPipeline(Ring):
                 cute.arch.mbarrier_arrive(self._full(slot, stage))
         return self._announce(slot, 0, self.v_bytes)
 
+    def of_v(self, slot: Slot):
+        """The same mbarrier, for a warp that copies a part of the bytes which another one announces."""
+        return self._full(slot, 0)
+
     def drain(self, slot: Slot):
         """After the last tile: if another CTA raises `empty`, wait until it has raised the last of them."""
 

@@ -31,10 +31,8 @@ from ..blueprint.cache_blocks import SCALES_OF_WORD
 from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
 
-LOWEST_BYTES, LOWER_HALVES = (
-    0x0040,
-    0x5410,
-)  # of prmt: digits are bytes, 0 to 3 of the first word, 4 to 7 of the second
+# Of prmt: digits are bytes, 0 to 3 of the first word, 4 to 7 of the second.
+LOWEST_BYTES, LOWER_HALVES = 0x0040, 0x5410
 
 NO_PAGE = -1
 

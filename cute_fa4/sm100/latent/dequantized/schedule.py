@@ -38,6 +38,9 @@ class LatentRows(LatentTile):
     warps: ClassVar[RowsWarpRoles] = RowsWarpRoles()
     latent_rows: ClassVar[int] = HIGHEST  # rows of the heads that share a tile
 
+    def warps_of(self, problem: Problem) -> RowsWarpRoles:
+        return self.warps  # one load warp
+
     def tiles(self, problem: Problem) -> RowsTiles:
         return RowsTiles.of(problem, self.rows)
 

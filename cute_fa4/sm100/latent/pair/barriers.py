@@ -17,6 +17,9 @@ work_ready    2       load 1                    softmax, mma  a work tile is ann
 work_read     2       softmax 256 + mma 32      load          the announcement has been read
 work_claimed  1       load 1 (+ bytes)          load          the answer to a claim is ready
 
+Where rows are gathered, two gather warps (latent/gathers.py) also wait for kv_empty, rope_empty and work_ready, and
+their 64 threads arrive on work_read; their bytes are announced by load.
+
 At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed yet: the last
 one is never raised.
 

@@ -21,6 +21,7 @@ Read next: tiles.py (data of each CTA), products.py, load.py, softmax.py, barrie
 
 from dataclasses import dataclass, replace
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -44,6 +45,7 @@ from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import LoadOrder
 from ...sync.kernel_args import KernelArgs
 from ...work.checked import queue_of
+from .. import gathers
 from . import load, products, softmax
 from .barriers import ROPE_SLOT
 from .load import LatentPairProducer, number_of_entries
@@ -61,6 +63,8 @@ class InUnits(LoadOrder):
 
 
 IN_UNITS = InUnits()
+# Of 384 threads, which begin with 168.
+SOFTMAX_REGISTERS, OTHER_REGISTERS = 208, 88
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,9 @@ class SM100MLAPair(SM100Kernel):
         nbytes = self.cfg.tiles.rope_slot_bytes
         rope = PairProducer(**ring, k_bytes=(nbytes,), v_bytes=nbytes)
         given = vars(cta) | dict(
-            producer=LatentPairProducer(cta.producer, rope, number_of_entries(self.cfg)),
+            producer=LatentPairProducer(
+                cta.producer, rope, number_of_entries(self.cfg), gathers.of_load(self.cfg)
+            ),
             consumer=LatentPairConsumer(cta.consumer, PairConsumer(**ring)),
         )
         return LatentPairCTA(**given)
@@ -115,15 +121,28 @@ class SM100MLAPair(SM100Kernel):
     def roles(self, args: KernelArgs, cta: CTA, warp):
         cfg, warps = self.cfg, self.cfg.warps
         if warp < warps.softmax.stop:
+            if cutlass.const_expr(warps.values):
+                cute.arch.setmaxregister_increase(SOFTMAX_REGISTERS)
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)
-        elif warp == warps.mma.start:
+        elif cutlass.const_expr(warps.values):
+            cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
+            self.others(args, cta, warp)
+        else:
+            self.others(args, cta, warp)
+
+    @cute.jit
+    def others(self, args: KernelArgs, cta: CTA, warp):
+        """All but softmax."""
+        cfg, warps = self.cfg, self.cfg.warps
+        if warp == warps.mma.start:
             tmem = first_column(cta.tmem_address)
             products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
         elif warp == warps.load.start:
             cta_number, _, _ = cute.arch.block_idx()
             block = cta_number // CTAS
             load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, IN_UNITS)
+        gathers.run_warps(cfg, IN_UNITS, args, cta, warp)
 
 
 KERNEL = SM100MLAPair

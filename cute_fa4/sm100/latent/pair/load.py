@@ -25,10 +25,9 @@ from ...steps.warps import LoadWarp, TileToLoad
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import Slot
 from ...work.tile import Work
+from ..gathers import ALONE, KV_HEAD, in_all_lanes, issue
 from ..tiles import LATENT_DEPTH
 from .tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
-
-KV_HEAD = 0  # a latent cache has one head
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,16 @@ class LoadPosition:
 
 @dataclass(frozen=True)
 class LatentPairProducer:
-    """The load warp's end of both rings. number: entries that look_up returns per key tile."""
+    """The end of both rings of a warp that copies rows.
+
+    number   entries that look_up returns per key tile
+    share    of the gathers of a unit
+    """
 
     units: PairProducer
     rope: PairProducer
     number: cutlass.Constexpr
+    share: cutlass.Constexpr = ALONE
 
     def first(self) -> LoadPosition:
         return LoadPosition(self.units.first(), self.rope.first(), (Int32(0),) * self.number)
@@ -86,10 +90,22 @@ def rows_of_unit(cfg, found, first_key):
     return [clipped_load(*rows.box(p), Int32(KV_HEAD)) for p in range(rows.boxes)]
 
 
-def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, columns):
-    """Copy `columns` columns of the rows that rows_of_unit returned."""
+def own_rows(cfg, args: KernelArgs, kv: LatentPairProducer, found, first_key):
+    """rows_of_unit of the rows that this warp copies; of a share, as gathers.in_all_lanes has them."""
+    rows = rows_of_unit(cfg, found, first_key)
+    return rows if kv.share == ALONE else in_all_lanes(args, kv.share, rows, UNIT_KEYS)
+
+
+def load_unit(
+    cfg, args: KernelArgs, kv: LatentPairProducer, to: tuple, rows, first_column, columns
+):
+    """Copy `columns` columns of the rows that own_rows returned. to: (address, mbarrier)"""
+    address, mbarrier = to
     tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass
     chunks = -(-columns // tiles.swizzle_granule)
+    if kv.share != ALONE:
+        issue(args, to, rows, first_column, (UNIT_KEYS, chunks, CTAS))
+        return
     if tiles.gathers_rows:
         shape = Gathered(UNIT_KEYS, chunks, CTAS)
         gather_chunks(shape, args.k, address, mbarrier, rows, Int32(KV_HEAD), first_column)
@@ -104,33 +120,33 @@ def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, colu
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
     """Load this CTA's half of the keys, with all columns."""
     slot = at.unit
-    rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
+    rows = own_rows(cfg, args, kv, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
     for i in range(cfg.tiles.k_units):
         kv.units.acquire(slot)
-        mbarrier = kv.units.get_v(slot)
+        mbarrier = kv.share.full_of(kv.units, slot)
         address = smem.kv_address + slot.index * cfg.tiles.kv_slot_bytes
-        load_unit(cfg, args, address, mbarrier, rows, i * UNIT_COLUMNS, UNIT_COLUMNS)
+        load_unit(cfg, args, kv, (address, mbarrier), rows, i * UNIT_COLUMNS, UNIT_COLUMNS)
         slot = kv.units.commit_step(slot)
     if not cfg.tiles.rope_slot_bytes:
         return replace(at, unit=slot)
     kv.rope.acquire(at.rope)
-    mbarrier, rest = kv.rope.get_v(at.rope), cfg.qk_depth - LATENT_DEPTH
+    mbarrier, rest = kv.share.full_of(kv.rope, at.rope), cfg.qk_depth - LATENT_DEPTH
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    load_unit(cfg, args, address, mbarrier, rows, LATENT_DEPTH, rest)
+    load_unit(cfg, args, kv, (address, mbarrier), rows, LATENT_DEPTH, rest)
     return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
 
 
 def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
     """Load all keys, with this CTA's half of the columns of each product."""
     tiles, own = cfg.tiles, cute.arch.block_idx_in_cluster() * UNIT_COLUMNS
-    parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
+    parts = [own_rows(cfg, args, kv, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
     for output in range(tiles.outputs):
         for rows in parts:
             kv.units.acquire(slot)
-            mbarrier = kv.units.get_v(slot)
+            mbarrier = kv.share.full_of(kv.units, slot)
             address = smem.kv_address + slot.index * tiles.kv_slot_bytes
             column = own + output * tiles.pv_mma_shape[1]
-            load_unit(cfg, args, address, mbarrier, rows, column, UNIT_COLUMNS)
+            load_unit(cfg, args, kv, (address, mbarrier), rows, column, UNIT_COLUMNS)
             slot = kv.units.commit_step(slot)
     return slot
 
@@ -148,9 +164,10 @@ def load_tile(
     args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
     work, n, entries = tile.work, tile.n, tile.entries
     first = work.tiles.first
-    if n == first:
-        events.q_free.wait(0, q_phase ^ 1)
-        load_q(cfg, args, smem, events, work)
+    if cutlass.const_expr(kv.share.announces):
+        if n == first:
+            events.q_free.wait(0, q_phase ^ 1)
+            load_q(cfg, args, smem, events, work)
     at = order.load_k(cfg, args, smem, kv, rows_of_tile(cfg, args, work, n, entries), at)
     end = choose(n == first + work.tiles.count - 1, n + 1, n)
     before, slot = at.entries, at.unit

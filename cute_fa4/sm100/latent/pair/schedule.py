@@ -22,13 +22,14 @@ from ...blueprint.memory_maps import TmemMap
 from ...blueprint.problem import Problem
 from ...blueprint.row_schedule import default_rescale_log2, lag_contradictions, starts_early
 from ...blueprint.tiles import ROWS_PER_Q_TILE
-from ...few_rows.warp_roles import SwappedWarpRoles
+from ...few_rows.warp_roles import GATHER_WARPS, SwappedWarpRoles
 from ..schedule import DEPTHS, depths_not_built
 from . import barriers
 from .smem_map import LatentPairSmem, slots_that_fit, smem_map
 from .tiles import CTAS, LatentPairTiles
 
 WARPS = SwappedWarpRoles(softmax=range(0, 8), mma=range(8, 9), load=range(9, 10))
+GATHERING = WARPS.with_values(GATHER_WARPS)
 S_BUFFERS = 2  # S of the next key tile is computed during the softmax of this one; buffer: tile & 1
 
 
@@ -62,6 +63,10 @@ class LatentPair:
             early = starts_early(self.family, problem)
         return replace(self, claims=False, rescale_log2=lag, dependent_launch=early)
 
+    def warps_of(self, problem: Problem) -> SwappedWarpRoles:
+        """The warp roles: gathered rows keep three warps busy (latent/gathers.py)."""
+        return GATHERING if self.tiles(problem).gathers_rows else self.warps
+
     def tiles(self, problem: Problem) -> LatentPairTiles:
         return LatentPairTiles.of(problem)
 
@@ -73,10 +78,10 @@ class LatentPair:
         return TmemMap(s, (), o, o[-1] + tiles.o_columns, p_apart=False)
 
     def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
+        return layout(self.warps_of(problem), self.tiles(problem))[0]
 
     def smem(self, problem: Problem) -> LatentPairSmem:
-        return layout(self.warps, self.tiles(problem))[1]
+        return layout(self.warps_of(problem), self.tiles(problem))[1]
 
     def contradictions(self, problem: Problem) -> list[str]:
         return lag_contradictions(problem, self.rescale_log2)

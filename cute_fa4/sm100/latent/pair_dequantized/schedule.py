@@ -31,6 +31,9 @@ class LatentRowsPair(LatentPair):
     family: ClassVar[str] = "mla_widenpair"
     warps: ClassVar[RowsPairWarpRoles] = RowsPairWarpRoles()
 
+    def warps_of(self, problem: Problem) -> RowsPairWarpRoles:
+        return self.warps  # one load warp
+
     def tiles(self, problem: Problem) -> RowsPairTiles:
         return RowsPairTiles.of(problem)
 

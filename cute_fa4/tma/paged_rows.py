@@ -128,12 +128,17 @@ def place_of(row, page_size: int, divisor=None) -> tuple:
 def _column(sizes: Boxes, divisor, first_key, lane):
     """Column of the page table for the box of a lane."""
     tile_rows, page_size, tiles, apart = sizes
-    one_each = tiles == 1 or (
-        sizes.rows == page_size and apart == 1
-    )  # lanes have consecutive pages
-    if divisor is None and nest(tile_rows, page_size) and one_each:
+    consecutive = tiles == 1 or (sizes.rows == page_size and apart == 1)  # pages of the lanes
+    if divisor is None and nest(tile_rows, page_size) and consecutive:
         return first_key // page_size + lane
     return place_of(first_key + sizes.first_key(lane), page_size, divisor)[0]
+
+
+def place_in_page(sizes: Boxes, divisor, first_key, lane):
+    """Where the box of a lane begins in its page."""
+    if divisor is None and sizes.rows == sizes.page_size:
+        return 0
+    return place_of(first_key + sizes.first_key(lane), sizes.page_size, divisor)[1]
 
 
 def _wanted(sizes: Boxes, first_key, num_keys, lane):
@@ -216,9 +221,7 @@ def populate(
     else:
         lane = cute.arch.lane_idx()
     exists = choose(entry >= 0, choose(entry < num_pages, 1, 0), 0)
-    inside = 0
-    if divisor is not None or rows < sizes.page_size:
-        _, inside = place_of(first_key + sizes.first_key(lane), sizes.page_size, divisor)
+    inside = place_in_page(sizes, divisor, first_key, lane)
     valid = minimum(maximum(num_keys - first_key - sizes.first_key(lane), 0), rows)
     return PagedRowIndices(entry * exists * rows_per_page + inside, valid * exists, boxes)
 

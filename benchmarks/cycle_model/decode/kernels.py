@@ -75,8 +75,7 @@ def attention_cycles(config, seqlen_q: int, constants: dict[str, Constant]) -> C
     """An attention kernel of ours, for this many queries per sequence."""
     goes_on = bool(config.schedule.claims) or config.share_keys
 
-    slots = config.smem.kv.nbytes // config.tiles.kv_slot_bytes
-    of_config = works(goes_on, config.in_runs, slots)
+    of_config = works(goes_on, config.in_runs, config.barriers.kv_slots)
     name = f"decode {config.name} q{seqlen_q}"
     found = _ours(name, config, lambda: our_decode.trace_attention(config, seqlen_q, of_config))
     return _by_latency(name, found, constants)

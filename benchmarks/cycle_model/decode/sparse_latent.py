@@ -31,8 +31,8 @@ def problem_of(heads: int, queries: int) -> DecodeProblem:
 
 
 def operations(heads: int, queries: int) -> int:
-    """Of Q K^T over 576 columns and P V over 512."""
-    return 2 * heads * queries * TOP_K * (576 + 512)
+    """Operations of a call."""
+    return latent.operations(heads, queries, TOP_K)
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,11 @@ class Tiles:
         return 1
 
     @property
+    def folds_pages(self) -> bool:
+        """Pages are smaller than a tile, and their rows begin where one copy can bring them."""
+        return self.problem.fold_pages and not self.gathers_rows and self.v_box_rows < self.BN
+
+    @property
     def pages_come_whole(self) -> bool:
         """One copy a page brings all depth chunks; they lie side by side in the tile (layouts/page_tiles.py).
 
@@ -236,10 +241,8 @@ class Tiles:
         """
         depths = (self.problem.qk_depth, self.problem.ov_depth)
         return (
-            self.problem.fold_pages
-            and not self.gathers_rows
+            self.folds_pages
             and self.cta_group == 1
-            and self.v_box_rows < self.BN
             and all(depth % self.swizzle_granule == 0 for depth in depths)
             and not self.rest_qk_depth
             and not self.problem.rope_depth

@@ -93,8 +93,7 @@ class LatentTiles(SwappedTiles):
 
         In 8 bits a slab has one chunk.
         """
-        folds = self.problem.fold_pages and self.slab_columns > self.swizzle_granule
-        return folds and not self.gathers_rows and self.v_box_rows < self.BN
+        return self.folds_pages and self.slab_columns > self.swizzle_granule
 
     def slab_tile(self, walks_keys: bool) -> OperandTile:
         """Layout of a slab as K, or as V (walks_keys)."""

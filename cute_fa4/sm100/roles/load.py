@@ -18,7 +18,7 @@ from ...layouts.scalars import maximum
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..operands.rope import own_columns
 from ..steps import rope_rows
-from ..steps.loads import find_rows, load_k, look_up, look_up_next
+from ..steps.loads import find_rows, load_k, look_up_next
 from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
@@ -100,10 +100,7 @@ def run(
             if asks:
                 asked = queue.ask_next(search, number)
             # This look-up overlaps the wait for the slots of this tile.
-            if cutlass.const_expr(cfg.tiles.tiles_of_look_up > 1):
-                ahead = look_up_next(cfg, args, work, n, entries)
-            else:
-                ahead = look_up(cfg, args, work, n + 1)
+            ahead = look_up_next(cfg, args, work, n, entries)
             if count > 0:
                 tile = TileToLoad(work, n, entries)
                 at = loader_of(order)(

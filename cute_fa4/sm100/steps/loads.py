@@ -113,7 +113,7 @@ def pages_from(cfg, args: KernelArgs, work: Work, n, entries) -> PagesOfTiles:
 def look_up_next(cfg, args: KernelArgs, work: Work, n, entries) -> Int32 | PagesOfTiles:
     """The entries for key tile n + 1. entries: for key tile n, which may have them already."""
     if cfg.tiles.tiles_of_look_up == 1:
-        return look_up_at_once(cfg, args, work, n + 1)
+        return look_up(cfg, args, work, n + 1)
     return next_pages(cfg, args, work, n, entries)
 
 

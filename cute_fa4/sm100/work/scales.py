@@ -31,7 +31,7 @@ from ..blueprint.cache_blocks import SCALES_OF_WORD
 from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
 
-# Of prmt: digits are bytes, 0 to 3 of the first word, 4 to 7 of the second.
+# Selectors of prmt: digits are bytes, 0 to 3 of the first word, 4 to 7 of the second.
 LOWEST_BYTES, LOWER_HALVES = 0x0040, 0x5410
 
 NO_PAGE = -1
@@ -169,10 +169,19 @@ def rows_of_keys(cfg, args, work, key, page, exists, number: int) -> RowsOfKeys:
         row = key + work.sequence.k_first_row
         _, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
         exists = in_pages(page, args.num_pages, exists)
-        place = Uint32(choose(exists, page, 0)).to(Int64), Uint32(inside).to(Int64)
-    left = choose(exists, work.sequence.num_keys - key, 0)
+        place = _in_memory(page, inside, exists)
     of_k, of_v = (_first_row(cfg, args, work, name, place) for name in "kv")
-    return RowsOfKeys(of_k, of_v, minimum(maximum(left, 0), number))
+    return RowsOfKeys(of_k, of_v, _left(work, key, exists, number))
+
+
+def _in_memory(page, row, exists) -> tuple:
+    """The place of a row of a page, or of some page where that does not exist: it can be read in any case."""
+    return Uint32(choose(exists, page, 0)).to(Int64), Uint32(row).to(Int64)
+
+
+def _left(work, key, exists, number: int) -> Int32:
+    """How many of `number` keys from `key` on exist; none unless `exists`."""
+    return minimum(maximum(choose(exists, work.sequence.num_keys - key, 0), 0), number)
 
 
 @dataclass(frozen=True)
@@ -191,11 +200,9 @@ class RowsOfBoxes:
 def rows_of_boxes(cfg, args, work, boxes, entry, first_key) -> RowsOfBoxes:
     """The rows of boxes of keys from first_key on. entry: of paged_rows.look_up."""
     exists = in_pages(entry, args.num_pages, True)
-    inside = 0
-    if args.page_divisor is not None or boxes.rows < boxes.page_size:
-        row = first_key + boxes.first_key(cute.arch.lane_idx())
-        _, inside = paged_rows.place_of(row, boxes.page_size, args.page_divisor)
-    place = Uint32(choose(exists, entry, 0)).to(Int64), Uint32(inside).to(Int64)
+    lane = cute.arch.lane_idx()
+    row = paged_rows.place_in_page(boxes, args.page_divisor, first_key, lane)
+    place = _in_memory(entry, row, exists)
     of_k, of_v = (_first_row(cfg, args, work, name, place) for name in "kv")
     return RowsOfBoxes(of_k, of_v, cute.arch.vote_ballot_sync(exists))
 
@@ -206,8 +213,8 @@ def rows_in_box(args, work, found: RowsOfBoxes, box, row, key, number: int) -> R
         cute.arch.shuffle_sync(address, box) + Uint32(row).to(Int64) * row_bytes(args, name)
         for name, address in (("k", found.of_k), ("v", found.of_v))
     )
-    left = choose((found.exist >> box & 1) == 1, work.sequence.num_keys - key, 0)
-    return RowsOfKeys(of_k, of_v, minimum(maximum(left, 0), number))
+    exists = (found.exist >> box & 1) == 1
+    return RowsOfKeys(of_k, of_v, _left(work, key, exists, number))
 
 
 def row_bytes(args, name: str):

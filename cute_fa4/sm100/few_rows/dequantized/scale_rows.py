@@ -106,5 +106,5 @@ class BoxRows:
 
 def rows_of(cfg) -> KeyRows | BoxRows:
     """How a kernel finds them."""
-    in_boxes = cfg.kv_layout == "paged" and not cfg.tiles.gathers_rows
+    in_boxes = cfg.tiles.tiles_of_look_up > 1
     return BoxRows() if in_boxes and all(in_words(cfg, name) for name in "kv") else KeyRows()

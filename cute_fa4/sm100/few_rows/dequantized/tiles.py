@@ -83,13 +83,7 @@ class DequantizedTiles(SwappedTiles):
     def pages_come_whole(self) -> bool:
         """A row is one chunk; what counts is that copies of pages have three coordinates, clipped copies five."""
         stored = self.problem.stored_depth, self.problem.stored_ov_depth
-        return (
-            self.problem.fold_pages
-            and self.problem.kv_layout == "paged"
-            and not self.gathers_rows
-            and self.v_box_rows < self.BN
-            and all(depth == self.kv_span_bytes for depth in stored)
-        )
+        return self.folds_pages and all(depth == self.kv_span_bytes for depth in stored)
 
     @property
     def ring_tile(self) -> KMajorTile:

@@ -125,9 +125,6 @@ class SM100MLAPair(SM100Kernel):
                 cute.arch.setmaxregister_increase(SOFTMAX_REGISTERS)
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)
-        elif cutlass.const_expr(warps.values):
-            cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
-            self.others(args, cta, warp)
         else:
             self.others(args, cta, warp)
 
@@ -135,6 +132,8 @@ class SM100MLAPair(SM100Kernel):
     def others(self, args: KernelArgs, cta: CTA, warp):
         """All but softmax."""
         cfg, warps = self.cfg, self.cfg.warps
+        if cutlass.const_expr(warps.values):
+            cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
         if warp == warps.mma.start:
             tmem = first_column(cta.tmem_address)
             products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)

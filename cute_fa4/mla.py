@@ -50,7 +50,7 @@ from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
-from cute_fa4.calls.request import Choices
+from cute_fa4.calls.request import Choices, Numbers
 from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
@@ -239,7 +239,7 @@ def _attended(given: dict) -> tuple[torch.Tensor, torch.Tensor]:
     splits = (given[name] for name in ("num_splits", "tokens_per_split", "batch_invariant"))
     largest = given["return_max_logits"]
     choices = tuple(Choices(None, *splits, return_lse=True, latent=True, return_max=largest))
-    numbers = given["softmax_scale"], given["causal"], 0.0, None, None
+    numbers = tuple(Numbers(given["softmax_scale"], given["causal"]))
     asked = (None, None), numbers, choices
     scales = scales_of(descale_q, given["descale_k"], k_cache, q.shape[0])
     tensors = latent_tensors(

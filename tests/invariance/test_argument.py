@@ -17,6 +17,7 @@ import cute_fa4
 from cute_fa4 import capabilities, configs_for_model, distributed
 from cute_fa4.aot import entry
 from cute_fa4.calls import append, attention, repeat
+from cute_fa4.calls.recognition import recognition_of
 from cute_fa4.compiler import policy
 from cute_fa4.operators import OPERATORS
 from cute_fa4.system.devices import Target, asked_for
@@ -251,6 +252,22 @@ def test_the_argument_chooses_what_the_variable_chooses(name, layout, planned):
         check_law(planned, call)
         differ.append((kind, queries))
     assert differ
+
+
+@pytest.mark.parametrize("name, layout", [*entries()])
+def test_a_call_of_an_entry_point_is_kept_for_the_next(name, layout, planned, monkeypatch):
+    """On a CPU contents of lengths decide, and few calls are kept; on a GPU all are, in the form of their options."""
+    seen, long_way = [], repeat._long_way
+
+    def recorded(prepare, tensors, asked, *more):
+        seen.append((tensors, asked))
+        return long_way(prepare, tensors, asked, *more)
+
+    monkeypatch.setattr(repeat, "_long_way", recorded)
+    function = getattr(cute_fa4, name, None) or getattr(torch.ops.cute_fa4, name)
+    given = (with_out(layout) if name.endswith(OUT) else layout)(1, "bf16")
+    planned("auto", lambda: function(**given))
+    assert seen and all(recognition_of(*each) is not None for each in seen)
 
 
 def takes_splits(name: str) -> bool:

@@ -5,7 +5,7 @@ A name says the mbarrier of its place; `named` plants nothing where a kernel has
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -172,8 +172,9 @@ class Crossings:
     not_reached: dict[str, str] = field(default_factory=dict)
 
     def mutants(self) -> Iterator[Mutant]:
-        for group in (arrivals, commits, waits, loads, meetings, claims):
+        for group in (arrivals, commits, waits, loads, meetings):
             yield from group(self)
+        yield from claims(self.planted)
 
     def planted(self, name, edit, meant, **why) -> Mutant:
         return Mutant(name, self.name, edit, meant, **why)
@@ -292,20 +293,20 @@ def meetings(self):
     )  # fmt: skip
 
 
-def claims(self):
-    """CTA 0 claims for both."""
+def claims(planted: Callable) -> Iterator[Mutant]:
+    """CTA 0 claims for both. planted: (name, edit, meant) -> the defect of a kernel."""
     alone = QUERY.replace(r"\.multicast::cluster::all", "")
-    yield self.planted(
+    yield planted(
         "the answer comes to CTA 0 alone",
         edited(QUERY, 0, alone.replace("\\", "")),
         HANG,
     )
-    yield self.planted(
+    yield planted(
         "CTA 1 does not say that it has read the answer", edited(ANSWER_READ, 0, ""), HANG
     )
     unfenced = edited(PROXY_FENCE, -1, "", ahead_of=ANSWER_READ)
-    yield self.planted(
+    yield planted(
         "no fence between an answer that is read and the next one", unfenced, ("ProxyError",)
     )
     relaxed = r"mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
-    yield self.planted("CTA 1 says so without a release", edited(ANSWER_READ, 0, relaxed), ORDER)
+    yield planted("CTA 1 says so without a release", edited(ANSWER_READ, 0, relaxed), ORDER)

@@ -33,6 +33,11 @@ def claims_pay(problem: Problem) -> bool:
     return not problem.share_keys and class_claims(class_of(problem))
 
 
+def resolved(claims: bool | None, problem: Problem) -> bool:
+    """Whether a kernel claims blocks. claims: what its schedule says; None is open, as all is with share_keys."""
+    return claims_pay(problem) if claims is None or problem.share_keys else claims
+
+
 def class_claims(name: str) -> bool:
     """Whether problems of a class claim blocks."""
     return tuning.choose("claims", calls=name)

@@ -18,9 +18,8 @@ from typing import ClassVar
 
 from cute_fa4 import dtypes
 
-from . import listed, tuning
+from . import claims, listed, tuning
 from .chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
-from .claims import claims_pay
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
 from .reach import DEPTHS, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra, problem_not_built
@@ -115,8 +114,7 @@ class RowSchedule:
             changes["exp2_emulated"] = emulated_pairs(self.family, problem)
         if self.rescale_log2 is None:
             changes["rescale_log2"] = default_rescale_log2(problem)
-        if self.claims is None or problem.share_keys:  # equal shares: there is nothing to claim
-            changes["claims"] = claims_pay(problem)
+        changes["claims"] = claims.resolved(self.claims, problem)
         if self.dependent_launch is None:
             changes["dependent_launch"] = starts_early(self.family, problem)
         return replace(self, **changes)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from ..blueprint import claims
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import SMEM_CAPACITY_BYTES
-from ..blueprint.claims import claims_pay
 from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
 from ..blueprint.reach import QK_DEPTHS_OF_FP8, Extra, problem_not_built
@@ -63,8 +63,8 @@ class SwappedTile:
             changes["dependent_launch"] = starts_early(self.family, problem)
         if self.cluster_parts > 1:
             changes["claims"] = False
-        elif self.claims is None or problem.share_keys:  # stream-K split: there is nothing to claim
-            changes["claims"] = claims_pay(problem)
+        else:
+            changes["claims"] = claims.resolved(self.claims, problem)
         return replace(self, **changes)
 
     def tiles(self, problem: Problem) -> SwappedTiles:

@@ -19,7 +19,7 @@ from cutlass import Int32
 from ..blueprint.entries import CHECKED_ENTRIES, CHECKED_QUEUE_BYTES
 from ..instructions import mbarriers
 from ..work.blocks import rank_in_cluster
-from ..work.checked import Checked
+from ..work.checked import Checked, queue_of
 from ..work.queue import OneBlock, WorkQueue
 from .entries import LATEST, PEER_WORDS
 from .sync import PairQueue
@@ -87,6 +87,8 @@ class PairCheckedBlock(PairChecked, OneBlock):
 
 def pair_queue_of(cfg) -> type[WorkQueue]:
     """The type of a kernel's work queue."""
+    if cfg.share_keys:
+        return queue_of(cfg)
     if "work_checked" in cfg.barriers:
         return PairCheckedQueue if cfg.schedule.claims else PairCheckedBlock
     return PairQueue if cfg.schedule.claims else OneBlock

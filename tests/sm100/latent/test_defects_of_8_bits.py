@@ -60,7 +60,7 @@ NO_DEFECT = {
 }
 PLACES = {
     **of_pairs.PLACES,
-    of_pairs.WAIT: 59,
+    of_pairs.WAIT: 60,
 }  # the ring has more slots, which load awaits at the end
 MUTANTS = [
     *planted_again(defects.waits(), ALONE),

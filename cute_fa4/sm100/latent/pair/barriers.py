@@ -16,12 +16,13 @@ rope_empty    1       mma 1 (commit)            load          S is made
 work_ready    2       load 1                    softmax, mma  a work tile is announced
 work_read     2       softmax 256 + mma 32      load          the announcement has been read
 work_claimed  1       load 1 (+ bytes)          load          the answer to a claim is ready
+claim_read    1       load 1 (of 1, at 0)       load          both have read the last answer
 
 Where rows are gathered, two gather warps (latent/gathers.py) also wait for kv_empty, rope_empty and work_ready, and
 their 64 threads arrive on work_read; their bytes are announced by load.
 
-At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed yet: the last
-one is never raised.
+At the first key tile of a work tile p_ready also says that the old O has been read. A kernel that claims no blocks has
+no claim_read.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -36,23 +37,27 @@ rope_empty    rope_full
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
+claim_read    one claim at a time
 """
 
 from ...blueprint.barriers import Arrivals, Barrier, BarrierTable, changed_rows
 from ...blueprint.chip import WARP_SIZE
 from ...few_rows import barriers as swapped
 from ...few_rows.warp_roles import SwappedWarpRoles
+from ...pair.barriers import claim_read
 from ..barriers import ROPE_SLOT, rope_rows
 from .tiles import CTAS
 
 
-def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int = 1) -> BarrierTable:
-    """The table of a kernel with rings of this many slots."""
+def table(
+    warps: SwappedWarpRoles, kv_slots: int, rope_slots: int = 1, claims: bool = True
+) -> BarrierTable:
+    """The table of a kernel with rings of this many slots. claims: whether pairs claim blocks."""
     numbers = dict(swapped.table(warps, kv_slots).numbers) | {ROPE_SLOT: rope_slots}
-    return BarrierTable(rows(warps), numbers)
+    return BarrierTable(rows(warps, claims), numbers)
 
 
-def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
+def rows(warps: SwappedWarpRoles, claims: bool = True) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of the swap-AB kernel, each signaled in the CTA that waits for it."""
     loaded = (Arrivals("load", 1, "+ bytes of both"),)
     stored = (Arrivals("softmax", CTAS * warps.threads_of("softmax") // WARP_SIZE, "at 0"),)
@@ -62,4 +67,5 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
         "kv_full": {"raised_by": loaded, "means": "a unit of K or V is ready"},
     }
     rope = rope_rows(*loaded, "S is made")
-    return changed_rows(swapped.rows(warps), changed, after={"kv_empty": rope})
+    found = changed_rows(swapped.rows(warps), changed, after={"kv_empty": rope})
+    return (*found, claim_read()) if claims else found

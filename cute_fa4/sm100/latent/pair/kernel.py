@@ -44,7 +44,6 @@ from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
 from ...roles.order import LoadOrder
 from ...sync.kernel_args import KernelArgs
-from ...work.checked import queue_of
 from .. import gathers
 from . import load, products, softmax
 from .barriers import ROPE_SLOT
@@ -78,7 +77,7 @@ class LatentPairCTA(CTA):
 class SM100MLAPair(SM100Kernel):
     """Forward attention on SM100 over a latent cache for 128 query rows: two CTAs of 320 threads."""
 
-    grouping = replace(PAIR, events_of=events_of, queue_of=queue_of)
+    grouping = replace(PAIR, events_of=events_of)
 
     def q_operand(self, mQ):
         """Boxes of 64 rows, which may begin at any head."""

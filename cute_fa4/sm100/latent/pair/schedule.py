@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from cute_fa4.dtypes import UNQUANTIZED
 
+from ...blueprint import claims
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import TmemMap
 from ...blueprint.problem import Problem
@@ -39,7 +40,7 @@ class LatentPair:
 
     rescale_log2   the running maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
-    claims         whether a pair takes over blocks that have not started: not supported; None and False are the same
+    claims         as in SwappedTile: CTA 0 claims for both (pair/sync.py)
     dependent_launch   as in SwappedTile
     """
 
@@ -61,7 +62,8 @@ class LatentPair:
         early = self.dependent_launch
         if early is None:
             early = starts_early(self.family, problem)
-        return replace(self, claims=False, rescale_log2=lag, dependent_launch=early)
+        claimed = claims.resolved(self.claims, problem)
+        return replace(self, claims=claimed, rescale_log2=lag, dependent_launch=early)
 
     def warps_of(self, problem: Problem) -> SwappedWarpRoles:
         """The warp roles: gathered rows keep three warps busy (latent/gathers.py)."""
@@ -78,10 +80,13 @@ class LatentPair:
         return TmemMap(s, (), o, o[-1] + tiles.o_columns, p_apart=False)
 
     def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps_of(problem), self.tiles(problem))[0]
+        return self._layout(problem)[0]
 
     def smem(self, problem: Problem) -> LatentPairSmem:
-        return layout(self.warps_of(problem), self.tiles(problem))[1]
+        return self._layout(problem)[1]
+
+    def _layout(self, problem: Problem) -> tuple[BarrierTable, LatentPairSmem]:
+        return layout(self.warps_of(problem), self.tiles(problem), bool(self.claims))
 
     def contradictions(self, problem: Problem) -> list[str]:
         return lag_contradictions(problem, self.rescale_log2)
@@ -136,8 +141,10 @@ def not_built(
 
 
 @lru_cache(maxsize=256)
-def layout(warps: SwappedWarpRoles, tiles: LatentPairTiles) -> tuple[BarrierTable, LatentPairSmem]:
+def layout(
+    warps: SwappedWarpRoles, tiles: LatentPairTiles, claims: bool
+) -> tuple[BarrierTable, LatentPairSmem]:
     """Barrier table and shared memory map depend on each other: the rings fill what a kernel without slots leaves."""
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, 0)))
-    table = barriers.table(warps, *slots)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, 0, claims)))
+    table = barriers.table(warps, *slots, claims)
     return table, smem_map(tiles, warps, table)

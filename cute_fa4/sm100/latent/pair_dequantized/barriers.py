@@ -18,9 +18,10 @@ rope_empty    1       mma 1 (commit)                         load               
 work_ready    2       load 1                                 softmax, mma, dequantize  a work tile is announced
 work_read     2       softmax 256 + mma 32 + dequantize 256  load                      the announcement has been read
 work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is ready
+claim_read    1       load 1 (of 1, at 0)                    load                      both have read the last answer
 
-At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed: the last one
-is never raised.
+At the first key tile of a work tile p_ready also says that the old O has been read. A kernel that claims no blocks has
+no claim_read.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -37,6 +38,7 @@ rope_empty    rope_full
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
+claim_read    one claim at a time
 
 Rotary columns that are dequantized have their own place as they are stored: stored_rope_full and
 stored_rope_empty are as stored_full and stored_empty. Then dequantize 8 (at 0) raises rope_full, and dequantize awaits
@@ -57,16 +59,20 @@ def table(
     warps: RowsPairWarpRoles,
     kv_slots: int,
     stored_slots: int,
-    rope_slots: int,
-    dequantizes_rope: bool,
+    of_rope: tuple[int, bool],
+    claims: bool,
 ) -> BarrierTable:
-    """The table of a kernel with rings of this many slots. dequantizes_rope: of a format of rows."""
+    """The table of a kernel with rings of this many slots.
+
+    of_rope: (slots of the rotary columns, whether they are dequantized); claims: whether pairs claim blocks
+    """
+    rope_slots, dequantizes_rope = of_rope
     numbers = dict(pair.table(warps, kv_slots).numbers)
     numbers |= {STORED_SLOT: stored_slots, ROPE_SLOT: rope_slots}
-    return BarrierTable(rows(warps, dequantizes_rope), numbers)
+    return BarrierTable(rows(warps, dequantizes_rope, claims), numbers)
 
 
-def rows(warps: RowsPairWarpRoles, dequantizes_rope: bool) -> tuple[Barrier, ...]:
+def rows(warps: RowsPairWarpRoles, dequantizes_rope: bool, claims: bool) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a pair, with dequantization between two rings."""
     number = len(warps.dequantize) // DEQUANTIZE_GROUPS  # warps that dequantize a unit
     wide = (Arrivals("dequantize", CTAS * number, "at 0"),)
@@ -83,7 +89,7 @@ def rows(warps: RowsPairWarpRoles, dequantizes_rope: bool) -> tuple[Barrier, ...
         changed["rope_empty"] = {"awaited_by": "dequantize"}
         there = "rotary columns are ready as they are stored"
         after["rope_empty"] = _of_stored(read, "stored_rope", ROPE_SLOT, there)
-    return changed_rows(pair.rows(warps), changed, after=after)
+    return changed_rows(pair.rows(warps, claims), changed, after=after)
 
 
 def _of_stored(read: Arrivals, ring: str, slot: str, there: str) -> tuple[Barrier, ...]:

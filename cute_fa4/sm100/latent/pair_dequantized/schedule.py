@@ -37,11 +37,8 @@ class LatentRowsPair(LatentPair):
     def tiles(self, problem: Problem) -> RowsPairTiles:
         return RowsPairTiles.of(problem)
 
-    def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
-
-    def smem(self, problem: Problem) -> RowsPairSmem:
-        return layout(self.warps, self.tiles(problem))[1]
+    def _layout(self, problem: Problem) -> tuple[BarrierTable, RowsPairSmem]:
+        return layout(self.warps, self.tiles(problem), bool(self.claims))
 
     def refusals(self, problem: Problem) -> list[str]:
         why = rows_not_built(problem)
@@ -59,8 +56,10 @@ class LatentRowsPair(LatentPair):
 
 
 @lru_cache(maxsize=256)
-def layout(warps: RowsPairWarpRoles, tiles: RowsPairTiles) -> tuple[BarrierTable, RowsPairSmem]:
+def layout(
+    warps: RowsPairWarpRoles, tiles: RowsPairTiles, claims: bool
+) -> tuple[BarrierTable, RowsPairSmem]:
     """The barrier table, and the shared memory map with room for it."""
     of_rope = rope_slots(tiles.row), tiles.row.dequantizes_rope
-    table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, *of_rope)
+    table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, of_rope, claims)
     return table, smem_map(tiles, warps, table)

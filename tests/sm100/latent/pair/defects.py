@@ -33,12 +33,13 @@ from tests.sm100.pairs_of_ctas import (
     EXPECT,
     GONE,
     MAPA,
+    claims,
     counted,
     edited,
     several,
 )  # fmt: skip
 
-NAME, INDEX_NAME = "latent_pair", "latent_pair_by_index"
+NAME, INDEX_NAME, BLOCKS_NAME = "latent_pair", "latent_pair_by_index", "latent_pair_of_blocks"
 CONFIG = config_of("mla_pair", heads_q=128, calls=("latent",))
 SPREAD = 12.0  # of the queries: a row's maximum moves by more than 2^8 in most tiles
 
@@ -78,7 +79,7 @@ COMMITS = (
 
 # All there are: numbers mean other places as soon as one comes or goes.
 PLACES = {
-    WAIT: 46, ACQUIRE: 2, RELEASE: 2, COMMIT: len(COMMITS), BOTH: len(COMMITS), EXPECT: 10, EXCHANGE: 3, PROXY: 2,
+    WAIT: 47, ACQUIRE: 2, RELEASE: 2, COMMIT: len(COMMITS), BOTH: len(COMMITS), EXPECT: 11, EXCHANGE: 3, PROXY: 3,
     AFTER: 7, LOADED: 14,
 }  # fmt: skip
 
@@ -94,19 +95,24 @@ def subject(level) -> Subject:
     return Subject(NAME, executes(of, call["q"][..., :512].contiguous(), level))
 
 
-def index_subject(level) -> Subject:
-    """A query of 128 heads that lists 140 keys, every third of them none."""
-    batch = draw(1, [256], heads=128)
+def index_subject(level, name=INDEX_NAME, queries=1, keys=140) -> Subject:
+    """Queries of 128 heads that list so many keys, every third of them none."""
+    batch = draw(queries, [256], heads=128)
     call = stored(batch, 64)
     lists = call["block_table"][:, :4].repeat_interleave(64, 1) * 64 + torch.arange(256) % 64
-    lists = lists[:, None, :140].int()
+    lists = lists[:, None, :keys].int().repeat(1, queries, 1)
     lists[:, :, ::3] = -1
     given = call | dict(block_table=None, cache_seqlens=None, indices=lists, num_splits=1)
 
     def of(out):
         return call_of(given, out=out)
 
-    return Subject(INDEX_NAME, executes(of, call["q"][..., :512].contiguous(), level))
+    return Subject(name, executes(of, call["q"][..., :512].contiguous(), level))
+
+
+def blocks_subject(level) -> Subject:
+    """Three blocks of one key tile each: no copy of a further tile comes between one claim and the next."""
+    return index_subject(level, BLOCKS_NAME, queries=3, keys=100)
 
 
 def planted(name, edit, meant, **why) -> Mutant:
@@ -126,6 +132,11 @@ def index_mutants() -> tuple:
     ]
     none = planted("no entry of the list is a key", edited(BALLOT, 0, r"mov.b32 \1, 0;"))
     return (*found, none)
+
+
+def claim_mutants() -> tuple:
+    """Of several blocks: CTA 0 claims for both."""
+    return tuple(claims(lambda name, edit, meant: Mutant(name, BLOCKS_NAME, edit, meant)))
 
 
 def waits():
@@ -199,10 +210,11 @@ def order():
 def products():
     """Bytes that are expected, whose half a copy is, and what is computed."""
     for n, what in (
-        (0, "Q"),
-        (1, "the first unit of K"),
-        (5, "the rotary columns"),
-        (9, "the last unit of V"),
+        (0, "an answer"),
+        (1, "Q"),
+        (2, "the first unit of K"),
+        (6, "the rotary columns"),
+        (10, "the last unit of V"),
     ):
         half = r"{.reg .b32 half; shr.u32 half, \3, 1; mbarrier.arrive.expect_tx.shared.b64 \1, \2, half;}"
         yield planted(f"half of {what} is expected", edited(EXPECT, n, half), EARLY_OR_HANG)

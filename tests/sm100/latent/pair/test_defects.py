@@ -38,6 +38,16 @@ def test_a_defect_of_keys_by_index_is_caught(mutant):
     assert_caught(mutant, index_subject())
 
 
+@pytest.mark.parametrize("mutant", quick_or_sweep(defects.claim_mutants()))
+def test_a_defect_of_claims_is_caught(mutant):
+    assert_caught(mutant, blocks_subject())
+
+
 @cache
 def index_subject():
     return defects.index_subject(LEVEL)
+
+
+@cache
+def blocks_subject():
+    return defects.blocks_subject(LEVEL)

@@ -13,7 +13,7 @@ from cute_fa4.sm100.latent.pair.schedule import LatentPair
 # Derived by hand: one announcing thread, one commit, sixteen softmax warps of both CTAs, or every thread of the role.
 COUNTS = dict(
     q_full=1, q_free=1, s_ready=1, p_ready=16, pv_done=1, kv_full=1, kv_empty=1, rope_full=1, rope_empty=1,
-    work_ready=1, work_read=256 + 32, work_claimed=1,
+    work_ready=1, work_read=256 + 32, work_claimed=1, claim_read=1,
 )  # fmt: skip
 KIB = 1024
 

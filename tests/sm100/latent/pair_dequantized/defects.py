@@ -49,15 +49,15 @@ OF_DEQUANTIZE = {
     "the place of the second unit": -4, "the second unit as it is stored": -5,
     "the place of the first unit": -6, "the first unit as it is stored": -7,
 }  # fmt: skip
-# In load: two waits and those of the dequantization, with the first for work, are after these.
+# In load: three waits and those of the dequantization, with the first for work, are after these.
 OF_LOAD = {
-    "the slot of the last unit of V": -11, "the slot of the first unit of V": -14, "the rotary columns' slot": -15,
-    "the slot of the last unit of K": -16, "the slot of the first unit of K": -19,
+    "the slot of the last unit of V": -12, "the slot of the first unit of V": -15, "the rotary columns' slot": -16,
+    "the slot of the last unit of K": -17, "the slot of the first unit of K": -20,
 }  # fmt: skip
 SCALES = 4  # among the pieces of 16 bytes: after the four of the first unit
 
 # All there are: numbers mean other places as soon as one comes or goes.
-PLACES = {WAIT: 34, ACQUIRE: 14, RAISE: 4, COMMIT: 17, BOTH: 17, EXPECT: 10, PROXY: 4}
+PLACES = {WAIT: 35, ACQUIRE: 14, RAISE: 4, COMMIT: 17, BOTH: 17, EXPECT: 11, PROXY: 5}
 
 
 def subject(level) -> Subject:
@@ -123,7 +123,7 @@ def arrivals():
         yield planted(f"the slot of the {what} unit is not handed back", slot, HANG)
     for n, what in ((0, "the first unit of K"), (8, "the last unit of V")):
         yield planted(f"{what} is used without acquiring it", edited(ACQUIRES, n, ""), ORDER)
-    for n, what in ((1, "the first unit of K"), (5, "the rotary columns"), (9, "the last unit of V")):  # fmt: skip
+    for n, what in ((2, "the first unit of K"), (6, "the rotary columns"), (10, "the last unit of V")):  # fmt: skip
         half = r"{.reg .b32 half; shr.u32 half, \3, 1; mbarrier.arrive.expect_tx.shared.b64 \1, \2, half;}"
         yield planted(f"half of {what} is expected", edited(EXPECT, n, half), EARLY_OR_HANG)
     for n, what in ((0, "the first unit of K"), (3, "the last unit of K"), (7, "the first unit of V")):  # fmt: skip

@@ -15,7 +15,7 @@ from cute_fa4.sm100.latent.pair_dequantized.schedule import LatentRowsPair
 # or every thread of a role.
 COUNTS = dict(
     q_full=1, q_free=1, s_ready=1, p_ready=16, pv_done=1, kv_full=8, kv_empty=1, stored_full=1, stored_empty=4,
-    rope_full=1, rope_empty=1, work_ready=1, work_read=256 + 32 + 256, work_claimed=1,
+    rope_full=1, rope_empty=1, work_ready=1, work_read=256 + 32 + 256, work_claimed=1, claim_read=1,
 )  # fmt: skip
 KIB = 1024
 PROBLEM = dict(

@@ -128,6 +128,7 @@ def decode_calls() -> list[tuple[decode_problems.DecodeProblem, dict]]:
         *decode_problems.problems(),
         *(latent.problem_of(*row) for row in latent.ROWS),
         *(sparse_latent.problem_of(*row) for row in sparse_latent.ROWS),
+        *(sparse_latent.decode_problem_of(*row[:2]) for row in sparse_latent.decode_rows()),
         *(narrow.problem_of(*row, kind) for row in narrow.ROWS for kind in narrow.KINDS),
         *peers.decode_problems(),
     ]
@@ -271,6 +272,9 @@ def decode_tables(constants: Constants) -> dict[str, str]:
         **_with_source(of_calls),
         **_with_source(lambda source: {"latent_decode": latent.table(constants, source)}),
         **_with_source(lambda source: {"sparse_latent": sparse_latent.table(constants, source)}),
+        **_with_source(
+            lambda source: {"sparse_decode": sparse_latent.decode_table(constants, source)}
+        ),
         **_with_source(lambda source: {"narrow_decode": narrow.table(constants, source)}),
         "decode": report.decode_table(),
         "decode_merging": decode_report.merging_table(check),

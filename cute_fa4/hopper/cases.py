@@ -94,11 +94,11 @@ VARIANTS = (
     latent(dtype="e4m3", group=128, page_size=16, num_splits=1),
     latent(listed=200, causal=False),
     latent(listed=129, causal=False, group=128, dtype="e4m3"),
+    latent(listed=200, causal=False, group=64, num_splits=1),  # 64 rows stored by four lanes at a time
+    latent(listed=300, causal=False, group=128, num_splits=1),  # pairs that claim queries
     latent(cache="rows"),
     latent(cache="rows", group=128, page_size=16, num_splits=1),  # not listed: rows of 528 bytes, see tcgen05.cu
-    latent(cache="row pages", head_dim=512),
-    latent(cache="row pages", head_dim=512, group=128, page_size=16, num_splits=1),
-    latent(cache="row pages", head_dim=512, listed=200, causal=False),
+    # not rows of 584 bytes: gathers of 64 bytes have no counterpart (cute_fa4_box_bytes of tcgen05.cu)
     Variant(192, head_dim_v=128, rope=64),
     Variant(192, head_dim_v=128, rope=64, keys="pages", page_size=16),
     pair(192, head_dim_v=128, rope=64, keys="packed"),
@@ -123,7 +123,8 @@ VARIANTS = (
     Variant(256, cache="e4m3", keys="pages", page_size=16, sink=True),
     decode(cache="nvfp4", group=2),
     decode(head_dim=64, cache="nvfp4", page_size=64, num_splits=0, sink=True),
-    decode(dtype="fp16", cache="nvfp4", page_size=3, causal=False, window=(127, 0)),
+    # pages of 3 would gather 64 bytes a row, see above
+    decode(dtype="fp16", cache="nvfp4", page_size=32, causal=False, window=(127, 0)),
     Variant(causal=False, blocks=(256, 128)),
     Variant(64, causal=False, blocks=(128, 256), sink=True, softcap=5.0),
     Variant(192, "fp16", head_dim_v=128, causal=False, blocks=(128, 128), group=1),

@@ -90,7 +90,7 @@ CALLS = {
     "mla_widen": lambda: latent(16, 656),
     "mla_widenpair": lambda: latent(128, 656),
 }
-ON_PAIRS = ("mhapair", "mhawidepair")  # short calls are not on pairs by themselves
+ON_PAIRS = ("mhapair", "mhawidepair")  # short calls are on pairs only if asked
 QUICK = ("mha2q", "mla_pair")
 
 

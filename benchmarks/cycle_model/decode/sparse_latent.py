@@ -1,4 +1,4 @@
-"""Sparse prefill over a latent cache (flash_mla_sparse_fwd) in the model: one table, with published times.
+"""Sparse prefill and decode over a latent cache in the model: a table of each, with published times.
 
 A query is a sequence, whose keys are the rows that it lists. Rows of a cache that L2 holds come from memory once.
 """
@@ -20,6 +20,7 @@ from cute_fa4.system.gains import ratio
 
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_sparse_latent.json"
 TOP_K, CACHE_ROWS = 2048, 8192  # rows of 1,152 bytes: 9 MB
+DECODE_QUERIES, COLUMNS = 12, 512  # of three sequences; of a row of DeepSeek V4
 # heads, queries
 ROWS = ((128, 512), (128, 1024), (128, 4096), (64, 512), (64, 4096), (32, 512), (32, 1024))
 
@@ -28,6 +29,17 @@ def problem_of(heads: int, queries: int) -> DecodeProblem:
     """A row of the cache is a page."""
     one = latent.problem_of(1, heads, 1, page_size=1)
     return replace(one, lengths=(TOP_K,) * queries)
+
+
+def decode_problem_of(heads: int, listed: int) -> DecodeProblem:
+    """Few queries, each of which lists so many rows of 512 columns."""
+    one = latent.problem_of(1, heads, 1, page_size=1)
+    return replace(one, head_dim=COLUMNS, lengths=(listed,) * DECODE_QUERIES)
+
+
+def decode_rows() -> list[tuple]:
+    """(heads, rows that a query lists, their times), of those that are published."""
+    return [tuple(row) for row in json.loads(PUBLISHED_FILE.read_text())["decode"]["rows"]]
 
 
 def operations(heads: int, queries: int) -> int:
@@ -76,5 +88,23 @@ def table(constants: dict[str, Constant], source: Source) -> str:
         cells = [*row, marked(f"{mine.us:.0f}", mine), f"{tflops:.0f}", mine.parts, mine.bound]
         for us in known.get(row, (None, None)):
             cells += [us or "", ratio(us / mine.us) if us else ""]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def decode_table(constants: dict[str, Constant], source: Source) -> str:
+    lines = [
+        f"Microseconds of a decode of {DECODE_QUERIES} queries on a B200, **modelled**: each lists rows of {COLUMNS}"
+        " columns of bf16, which come from memory once. Published: cake_sparse_mla and trtllm-gen, measured by others"
+        " on a GPU that they do not name; their lists may end earlier. Over: the speed of cute_fa4 over theirs.",
+        "",
+        "| heads | rows listed | cute_fa4 | parts | bound by | cake_sparse_mla | over it | trtllm-gen | over it |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for heads, listed, *theirs in decode_rows():
+        mine = ours(decode_problem_of(heads, listed), constants, source=source)
+        cells = [heads, listed, marked(f"{mine.us:.1f}", mine), mine.parts, mine.bound]
+        for us in theirs:
+            cells += [us, ratio(us / mine.us)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)

@@ -239,7 +239,7 @@ def _wanted(
         return _shared(q, where, config, blocks, seen, counted)
     parts = tuning.choose("parts", blocks=blocks, keys=seen, sms=sms)
     if parts == choices.RULE:
-        parts = even_parts(sms // max(blocks, 1), seen)
+        parts = even_parts(sms // max(blocks, 1), seen, config.latent)
     return Split(parts) if parts > 1 else None
 
 
@@ -292,15 +292,29 @@ def fill_chip(own: OwnParts, sms: int, of_parts: int) -> bool:
     return own.ctas >= sms and own.ctas * sum(map(prod, own.shapes)) <= of_parts
 
 
-def even_parts(most: int, seen: int) -> int:
+def least_keys(latent: bool, blocks: int, at_once: int) -> int:
+    """Keys from which a second launch pays. at_once: blocks that the chip runs.
+
+    A key tile of a latent cache takes longer than a merge, which then pays wherever whole blocks leave half of the chip
+    idle (docs/decisions/0080).
+
+    >>> least_keys(False, 1, 148), least_keys(True, 74, 148), least_keys(True, 75, 148)
+    (512, 129, 512)
+    """
+    return tuning.choose("split_least_keys", latent=latent and 2 * blocks <= at_once)
+
+
+def even_parts(most: int, seen: int, latent: bool = False) -> int:
     """Parts of a sequence of `seen` keys, of which `most` fit the chip.
 
     With n tiles in p parts, n / p tiles and the merge of p parts take least time at p = sqrt(n * merged_a_tile).
 
     >>> [even_parts(148, keys) for keys in (511, 512, 1024, 4096, 32768, 1 << 20)]
     [1, 4, 8, 17, 50, 148]
+    >>> [even_parts(148, keys, latent=True) for keys in (128, 129, 260, 640)]
+    [1, 1, 2, 5]
     """
-    if seen < tuning.choose("split_least_keys"):
+    if seen < least_keys(latent, 1, most):
         return 1
     tiles = seen // KEYS_PER_TILE
     return min(most, tiles, isqrt(tiles * tuning.choose("merged_a_tile")))
@@ -371,12 +385,12 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
     seen, counted: keys that the queries of a sequence see: as the caller states, and the upper bound.
     """
     least, tiles = tuning.choose("shared_least_tiles"), -(-seen // KEYS_PER_TILE) + 1
+    most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
     if (
-        seen < tuning.choose("split_least_keys")
+        seen < least_keys(config.latent, blocks, most)
         or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES
     ):
         return None
-    most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
     listed = config.latent and config.page_size == 1 and seen <= MOST_LISTED
     if listed and whole_blocks_fit(blocks, most):
         return None

@@ -212,7 +212,7 @@ CHOICES: dict[str, Choice] = {
         1,
     ),
     "split_least_keys": Choice(
-        "keys of a sequence from which a second launch may merge parts", (), _number(1, 1 << 20)
+        "keys of a sequence from which a second launch may merge parts", ("latent",), _number(1, 1 << 20)
     ),
     "merged_a_tile": Choice(
         "further parts that are merged in the time of a key tile", (), _number(1, 1024)

@@ -5,6 +5,9 @@
     row 1     O 1,0  O 1,1  O 1,2        whole sectors, without staging in shared memory
     ...
 
+With several outputs, those of a latent cache, four lanes exchange first and a warp stores four rows at a time
+(four_lanes.py).
+
 Rows beyond the sequence are not written.
 """
 
@@ -20,10 +23,12 @@ from cute_fa4.dtypes import DTYPES, is_quantized
 from ..instructions import tensor_memory
 from ..steps import row_math, sinks
 from ..steps.scores import log2_scale, scaled_largest
+from ..steps.store_rows import address_of, store_if
 from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows, scales
 from ..work.tile import Work
 from .columns import BATCH, FACTOR, Place, products_of, read
+from .four_lanes import COLUMNS, FourLanes
 
 
 def depth_of(cfg, place: Place, of_o):
@@ -51,8 +56,9 @@ def outputs(
 ):
     """Store one depth of each O for all rows: O * the row's published factor, rounded. Zeros without key tiles."""
     if work.tiles.count > 0:
-        if cutlass.const_expr(len(cfg.tmem.o) == 1):
-            normalised(cfg, args, smem, work, place, tmem + cfg.tmem.o[0], 0)
+        if cutlass.const_expr(FourLanes.serve(cfg) or len(cfg.tmem.o) == 1):
+            for number in cutlass.range_constexpr(len(cfg.tmem.o)):
+                normalised(cfg, args, smem, work, place, tmem + cfg.tmem.o[number], number)
         else:  # a loop: unrolled, it would keep the addresses of all rows in registers
             for number in cutlass.range(len(cfg.tmem.o), unroll=1):
                 normalised(cfg, args, smem, work, place, column_of_o(cfg, tmem, number), number)
@@ -70,10 +76,35 @@ def column_of_o(cfg, tmem, number):
 
 def normalised(cfg, args: KernelArgs, smem: Smem, work: Work, place: Place, o_address, number):
     """Normalize and store the values of O number `number` from tensor memory."""
+    lanes = FourLanes.of(place.lane)
     for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
-        factors = read(smem, place, FACTOR, first, len(values))
-        for i, value in enumerate(products_of(values, factors)):
-            output(cfg, args, work, place, first + i, value, number)
+        values = products_of(values, read(smem, place, FACTOR, first, len(values)))
+        if FourLanes.serve(cfg):
+            for i in range(0, len(values), COLUMNS):
+                words = lanes.row_of(values[i : i + COLUMNS], cfg.o_dtype)
+                store_four(cfg, args, work, place, lanes, first + i, words, number)
+        else:
+            for i, value in enumerate(values):
+                output(cfg, args, work, place, first + i, value, number)
+
+
+@cute.jit
+def store_four(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    place: Place,
+    lanes: FourLanes,
+    first: int,
+    words: list,
+    of_o: Int32 | int,
+):
+    """Four columns of this lane's row of `first` to `first` + 3; rows beyond the sequence are not written."""
+    depth, is_one = depth_of(cfg, place, of_o)
+    row = rows.row_of(cfg, work, 0, first + lanes.number)
+    exists = results.is_row(cfg, args, work, row) & is_one
+    at = (*results.row_place(cfg, args, work, row), depth - lanes.number)
+    store_if(exists, address_of(args.o, at), words)
 
 
 @cute.jit

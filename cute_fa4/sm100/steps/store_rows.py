@@ -40,6 +40,20 @@ def store_words(address: Int64, words: list):
     )
 
 
+def store_if(exists: Boolean, address: Int64, words: list):
+    """Store two 32-bit words to global memory if they exist, without a branch."""
+    llvm.inline_asm(
+        None,
+        [Int32(exists).ir_value(), Int64(address).ir_value(), *(word.ir_value() for word in words)],
+        "{\n.reg .pred exists;\nsetp.ne.b32 exists, $0, 0;\n"
+        "@exists st.global.v2.b32 [$1], {$2, $3};\n}",
+        "r,l,r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
 def store_batch(address: Int64, words: list):
     """Store adjacent words, 16 bytes at a time, and 8 bytes that are left."""
     for i in range(0, len(words), PIECE_WORDS):

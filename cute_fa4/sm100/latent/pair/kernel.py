@@ -15,6 +15,7 @@ Steady state of a pair. A line is an issue slot, not a duration; K0' is half of 
     K3'       K3'       O0, O1 += P1 V1         P2
 
     begin, end    as in pair/kernel.py: the CTAs synchronize before one signals barriers of the other, and before exit
+    next block    as in pair/sync.py: CTA 0 claims it for both while the last key tiles of this one are copied
 
 Read next: tiles.py (data of each CTA), products.py, load.py, softmax.py, barriers.py, docs/decisions/0017.
 """

@@ -17,6 +17,7 @@ from cute_fa4 import (
 from cute_fa4.calls import repeat
 from tests.serving import test_errors as serving
 from tests.serving.batches import Batch, int32, packed_q, paged_kv
+from tests.sm100.latent import latent_batches
 from tests.test_interface import REFUSED, K, Q, V, qkv, with_strides
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{EmulatorWarning.__module__}.EmulatorWarning")
@@ -226,6 +227,17 @@ def test_a_repeated_call_reads_the_lengths_and_pages_it_is_given(layout, unseen)
         assert torch.equal(flash_attn_varlen_func(**call)[:rows], wanted[:rows])
         repeat.clear()
         assert torch.equal(flash_attn_varlen_func(**call)[:rows], wanted[:rows])
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_a_repeated_latent_call_reads_the_lengths_and_pages_it_is_given(heads, unseen):
+    """A CTA alone and a pair: other queries, rows, pages and lengths, of the same shapes."""
+    repeat.clear()
+    for seed, keys in enumerate(([150, 33], [20, 151])):
+        batch = latent_batches.draw(1, keys, heads=heads, seed=seed)
+        results = latent_batches.run(latent_batches.stored(batch, 64, seed=seed), num_splits=1)
+        latent_batches.agree(batch, *results, False)
+        assert plans() == 1
 
 
 def test_a_repeated_append_writes_its_own_rows_to_its_own_cache(unseen):

@@ -29,7 +29,9 @@ def normal(*shape, dtype=BF16) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def dense(queries: int, depth=128, heads=1, dtype=BF16, of_keys=BF16, has="nothing") -> Callable:
+def dense(
+    queries: int, depth=128, heads=1, dtype=BF16, of_keys=BF16, has="nothing"
+) -> tuple[Callable, tuple]:
     """Sequences of so many queries and of KEYS; under a rope, or scales of blocks, all have the most keys."""
     beside = 64 if has == "rope of 8" else 0
     depth_v = 128 if beside else depth
@@ -54,7 +56,7 @@ def dense(queries: int, depth=128, heads=1, dtype=BF16, of_keys=BF16, has="nothi
     return call, (*q.shape[:-1], depth_v)
 
 
-def latent(heads: int, row_bytes: int) -> Callable:
+def latent(heads: int, row_bytes: int) -> tuple[Callable, tuple]:
     """Two queries of each sequence over rows of 1,152 or 656 bytes in pages of 64."""
     q = normal(len(KEYS), 2, heads, 576)
     pages = 5

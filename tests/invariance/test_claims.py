@@ -12,14 +12,13 @@ import pytest
 import torch
 
 import cute_fa4
-from cute_fa4 import emulator, flash_mla_with_kvcache
+from cute_fa4 import flash_mla_with_kvcache
 from cute_fa4.calls.operands.latent_rows import rows_from
 from cute_fa4.sm100.choose.choose_config import FAMILIES
+from tests.attention.test_work_queue import assert_the_same_whoever_runs_it
 from tests.calls.test_which_kernel import options_of, recorded
 from tests.emulator.mutations.quick import quick_or_sweep
 
-# Claims that a CTA may make, the emulator's schedule: none; all that remain; as many as others leave.
-WHO_RUNS_WHAT = ((0, "in_order", 0), (None, "in_order", 0), (None, "hostile", 1))
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 KEYS = (300, 0, 129)
 
@@ -109,13 +108,4 @@ def test_whoever_runs_a_block_the_bits_are_the_same(family, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         [config] = recorded(patch, lambda: call(torch.empty(shape, dtype=BF16)))
     assert config.schedule.family == family and config.schedule.claims
-    found = []
-    for claims, mode, seed in WHO_RUNS_WHAT:
-        out = torch.full(shape, torch.nan, dtype=BF16)
-        checks = ("ptx", "phase_passed_twice")
-        with emulator.use(claims=claims, mode=mode, seed=seed, checks=checks):
-            found.append((out, call(out)[1]))
-    out, lse = found[0]
-    assert not out.isnan().any() and not lse.isnan().any()
-    for other in found[1:]:
-        assert torch.equal(other[0], out) and torch.equal(other[1], lse)
+    assert_the_same_whoever_runs_it(call, torch.empty(shape, dtype=BF16))
